@@ -20,18 +20,18 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.counted_collectives import Sent, counted
+from benchmarks.hand_plans import hand_plans
 from benchmarks.planning_models import FAMILIES, Family
 from isoshard.core.traced.jax_steps import traced_jax_step
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.axes.border_layouts import for_compilers
 from isoshard.planner.estimating import DEPTHS, device_program
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.plan_search.constrained_step import constrained
-from isoshard.planner.plan_search.hand_plans import hand_plans
 from isoshard.planner.programs.compile_worker import compiled
 from isoshard.planner.programs.compiling import PLATFORMS
 from isoshard.planner.programs.exporting import exported
 from isoshard.planner.programs.targets import CompileTarget, target_of
+from isoshard.planner.propagation.boundary_shardings import for_compilers
 from tools.harness import tables
 from tools.harness.command import Benchmark
 

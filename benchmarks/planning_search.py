@@ -13,20 +13,24 @@ devices. With --depth partition the best hand plan by tracing is compared by XLA
 from __future__ import annotations
 
 import collections
+import itertools
 import time
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.hand_plans import HandPlan, hand_plans
 from benchmarks.planning_models import FAMILIES, Family
 from isoshard.core.plan import Plan
 from isoshard.core.traced.jax_steps import traced_jax_step
 from isoshard.core.traced.traced_step import TracedStep
 from isoshard.planner.machine.topologies import topology_of
-from isoshard.planner.plan_search.hand_plans import HandPlan, hand_plans
+from isoshard.planner.plan_search.analytic_cost import AnalyticCost, Choice
+from isoshard.planner.plan_search.condensed_program import CondensedProgram
 from isoshard.planner.plan_search.mesh_shapes import meshes_for
-from isoshard.planner.plan_search.plan_cost import PlanCost, SearchDepth, kinds_of_layouts
+from isoshard.planner.plan_search.plan_cost import PlanCost, SearchDepth, by_kinds
+from isoshard.planner.plan_search.plan_rules import forced_layouts
 from isoshard.planner.plan_search.searched_step import SearchedStep, searched
 from isoshard.planner.plan_search.searching import search
 from tools.harness import results, tables
@@ -157,6 +161,34 @@ def _told(row: Mapping[str, Any]) -> str:
     if not row["fits"]:
         return "nothing fits" if row["hand"] is None else f"only by hand: {row['hand']}"
     return "no hand plan" if row["ratio"] is None else f"{row['ratio']:.2f}"
+
+
+def kinds_of_layouts(
+    program: CondensedProgram, layouts: Mapping[str, NamedSharding], mesh: Mesh, capacity: int
+) -> PlanCost:
+    """The cost by kinds of layouts of a plan by hand.
+
+    Layouts of parameters and batch do not say along what is computed where they disagree; the best
+    of what they may mean counts.
+    """
+    groups = program.dimensions.groups
+    forced = forced_layouts(layouts, groups, mesh)
+    cost = AnalyticCost(program, mesh, forced)
+    of_axis: list[list[tuple[int, ...]]] = []
+    for axis in range(len(cost.sizes)):
+        batch: dict[int, None] = {}
+        model: dict[int, None] = {}
+        for index, layout in forced.items():
+            group = groups[index]
+            for dimension, split in zip(group.dimensions, layout, strict=True):
+                if axis in split and dimension >= 0:
+                    (batch if group.role == "input" else model)[dimension] = None
+        orders = [(*batch,), (*model, *batch), (*batch, *model), (*model,)]
+        of_axis.append(list(dict.fromkeys(orders)))
+    none = (frozenset[int](),) * len(cost.sizes)
+    result = [cost.of(Choice(split, none)) for split in itertools.product(*of_axis)]
+    best = min(result, key=lambda each: (each.memory > capacity, each.seconds, each.memory))
+    return by_kinds(best, mesh, capacity)
 
 
 def main() -> None:

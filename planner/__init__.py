@@ -81,9 +81,9 @@ def __getattr__(name: str) -> Any:
     """Load what a name stands for."""
     if name not in _LAZY:
         raise AttributeError(f"module 'isoshard.planner' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"isoshard.planner.{_LAZY[name]}"), name)
-    globals()[name] = found
-    return found
+    result = getattr(importlib.import_module(f"isoshard.planner.{_LAZY[name]}"), name)
+    globals()[name] = result
+    return result
 
 
 def __dir__() -> list[str]:

@@ -30,18 +30,16 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.traced.traced_step import TracedStep
 
-from .axes.border_layouts import for_compilers
-from .axes.trace_depth import by_tracing
 from .costs.collective_times import seconds
 from .costs.device_program import DeviceProgram
 from .costs.roofline import time_of
-from .machine.device_memory import device_memory
-from .machine.topologies import Topology, topology, topology_of
+from .machine.topologies import Topology, device_memory, topology, topology_of
 from .programs.compiling import by_compiler, by_partitioner
 from .programs.slice_crossings import counted
-from .reports.advice import advise
+from .propagation.boundary_shardings import for_compilers
+from .propagation.trace_depth import by_tracing
+from .reports.advice import advise, input_uses
 from .reports.findings import CollectiveUse, Depth
-from .reports.input_uses import input_uses
 from .reports.report import Report
 from .traced.of_step import traced_step
 from .traced.rolled_step import rolled_step
@@ -143,16 +141,16 @@ def device_program(
     if depth != "trace" if repeats is None else repeats:
         looped = rolled_step(traced) if depth == "trace" else for_compilers(traced)
     if depth == "trace":
-        found = by_tracing(looped)
+        result = by_tracing(looped)
     else:
-        found = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
+        result = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
     if looped is traced:
-        return found
-    seen = found if depth == "trace" else by_tracing(rolled_step(traced))
+        return result
+    traced_program = result if depth == "trace" else by_tracing(rolled_step(traced))
     written = by_tracing(traced)
-    more = _kept_as_written(written.memory.peak, seen.memory.peak)
-    notes = (*found.notes, LOOPED, *more)
-    return dataclasses.replace(found, notes=notes, findings=written.findings)
+    more = _kept_as_written(written.memory.peak, traced_program.memory.peak)
+    notes = (*result.notes, LOOPED, *more)
+    return dataclasses.replace(result, notes=notes, findings=written.findings)
 
 
 def _kept_as_written(written: int, looped: int) -> tuple[str, ...]:
@@ -210,12 +208,7 @@ def report_of(
 
 
 def collective_uses(program: DeviceProgram, mesh: Mesh) -> tuple[CollectiveUse, ...]:
-    """The collectives of a program by kind, axes, size and line, those that take longest first.
-
-    Args:
-        program: what one device does.
-        mesh: of the step.
-    """
+    """The collectives of a program by kind, axes, size and line, those that take longest first."""
     return tuple(
         sorted(
             (
@@ -227,15 +220,12 @@ def collective_uses(program: DeviceProgram, mesh: Mesh) -> tuple[CollectiveUse, 
     )
 
 
-def _seconds_of(one: CollectiveUse, mesh: Mesh) -> float:
-    return seconds(one.kind, one.bytes, one.axes, mesh)
+def _seconds_of(use: CollectiveUse, mesh: Mesh) -> float:
+    return seconds(use.kind, use.bytes, use.axes, mesh)
 
 
 def planned_mesh(mesh: Any) -> Mesh:
     """The mesh that a step is planned for.
-
-    Args:
-        mesh: a mesh, or what `as_mesh` takes.
 
     Raises:
         ShardingError: it is a topology, or the text of one, which says no axes.

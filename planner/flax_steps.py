@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +44,6 @@ from jax.sharding import Mesh
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan.model_leaves import names_of
-from isoshard.core.runtime.caches import cached
 from isoshard.core.traced.jax_steps import traced_jax_step
 from isoshard.core.traced.traced_step import Role, TracedStep
 from isoshard.jax_bridge.activations import constrain_activations, plan_speaks
@@ -87,23 +87,23 @@ def traced_flax_step(
     }
     graphs = {name: graph for name, (graph, _) in objects.items()}
     names = {
-        name: said
+        name: text
         for _, state in objects.values()
         for name, box in named_boxes(state).items()
-        if (said := names_of(box)) is not None
+        if (text := names_of(box)) is not None
     }
 
-    def on_states(**given: Any) -> Any:
-        made = {name: join(graph, given.pop(name)) for name, graph in graphs.items()}
-        models = [value for value in made.values() if callable(value)]
+    def on_states(**arguments: Any) -> Any:
+        new = {name: join(graph, arguments.pop(name)) for name, graph in graphs.items()}
+        models = [value for value in new.values() if callable(value)]
         call = inspect.signature(function).bind(*args, **kwargs)
-        call.arguments.update(made | given)
+        call.arguments.update(new | arguments)
         with contextlib.ExitStack() as stack:
             if plan_speaks(plan) and models:
                 stack.enter_context(constrain_activations(mesh, plan, *models))
             stack.enter_context(marked_modules(models, gradients=plan is None))
             result = function(*call.args, **call.kwargs)
-        return {**{name: split(value)[1] for name, value in made.items()}, "result": result}
+        return {**{name: split(value)[1] for name, value in new.items()}, "result": result}
 
     modules = [
         argument
@@ -121,15 +121,8 @@ def traced_flax_step(
 
 @contextlib.contextmanager
 def marked_modules(models: Sequence[Any], *, gradients: bool) -> Iterator[None]:
-    """For the time of the `with`, the program says which value is the output of which module.
-
-    Args:
-        models: NNX objects.
-        gradients: whether it says so of gradients, too: without a plan, which lays them out.
-    """
-    modules = [
-        (value, _marking(type(value), name, gradients)) for name, value in _modules_of(models)
-    ]
+    """For the time of the `with`, the program says which value is the output of which module."""
+    modules = [(one, _marking(type(one), name, gradients)) for name, one in _modules_of(models)]
     with of_classes(modules), marked_gradients():
         yield
 
@@ -143,7 +136,7 @@ def _modules_of(models: Sequence[Any]) -> list[tuple[str, Any]]:
     ]
 
 
-@cached(4096)
+@functools.lru_cache(maxsize=4096)
 def _marking(kind: type, name: str, gradients: bool) -> type:
     """A class that calls as `kind` does, and marks what comes out."""
     mark = with_marks if gradients else with_output_mark
@@ -176,14 +169,16 @@ def traced_train_step(
     """
 
     def training_step(step: Any, params: Any, rest: Any, opt_state: Any, *batch: Any) -> Any:
-        given = dataclasses.replace(state, step=step, params=params, rest=rest, opt_state=opt_state)
-        new, loss, aux = function(given, batch)
+        replace = dataclasses.replace(
+            state, step=step, params=params, rest=rest, opt_state=opt_state
+        )
+        new, loss, aux = function(replace, batch)
         return new.step, new.params, new.rest, new.opt_state, loss, aux
 
     names = {
-        name: said
+        name: text
         for name, box in named_boxes(state.params).items()
-        if (said := names_of(box)) is not None
+        if (text := names_of(box)) is not None
     }
     roles: dict[str, Role] = {
         path_name(path): "buffer" for path, _ in jax.tree.leaves_with_path(state.rest)

@@ -61,12 +61,7 @@ def with_output_mark(x: Any, name: str) -> Any:
 
 
 def with_marks(x: Any, name: str) -> Any:
-    """The same, and its gradient is marked, too, where one is taken.
-
-    Args:
-        x: as for `with_output_mark`.
-        name: likewise.
-    """
+    """The same, and its gradient is marked, too, where one is taken."""
     if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.inexact):
         return with_output_mark(x, name)
     outputs = _outputs.get()

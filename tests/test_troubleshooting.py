@@ -13,7 +13,7 @@ import pytest
 
 from isoshard.core.errors import RecompilationWarning, SpecError
 from isoshard.core.installation import ANNEXES, HEART
-from isoshard.planner.programs.planning_errors import CompilationTimeoutError
+from isoshard.planner.programs.targets import CompilationTimeoutError
 from isoshard.torch_bridge.spmd.mark_errors import MarkSpecError
 
 ROOT = Path(__file__).resolve().parents[1]

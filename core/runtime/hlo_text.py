@@ -19,8 +19,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-
-from isoshard.core.runtime.caches import cached
+from .caches import cached
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,27 +54,23 @@ class ArgumentLeaf(NamedTuple):
 def replaced(arguments: Mapping[str, Any], result: Any) -> dict[str, int | None]:
     """Which arguments a step gives back anew, and at which place of its result.
 
-    Args:
-        arguments: trees of arrays (or shapes) by name.
-        result: the tree that the step returns.
-
     Returns:
         For each such argument the place of the child of `result`; None: all of the result.
     """
     children, _ = jax.tree.flatten(result, is_leaf=lambda x: x is not result)
-    whole = _kind(result)
+    result_kind = _kind(result)
     free = dict(enumerate(map(_kind, children)))
     found: dict[str, int | None] = {}
     for name, tree in arguments.items():
         kind = _kind(tree)
         if not kind[1]:
             continue
-        if kind == whole and not found:
+        if kind == result_kind and not found:
             return {name: None}
-        place = next((place for place, other in free.items() if other == kind), None)
-        if place is not None:
-            del free[place]
-            found[name] = place
+        index = next((index for index, other in free.items() if other == kind), None)
+        if index is not None:
+            del free[index]
+            found[name] = index
         if not found:
             return {}
     return found
@@ -97,9 +93,9 @@ def leaves_of_arguments(arguments: Mapping[str, Any], batch: Collection[str]) ->
     for argument, path, leaf in named:
         name = path_name(path)
         if argument in batch:
-            whole = ".".join(filter(None, (argument, name)))
+            join = ".".join(filter(None, (argument, name)))
             is_key = jnp.issubdtype(_dtype(leaf), jax.dtypes.prng_key)
-            found.append(ArgumentLeaf(argument, whole, "random" if is_key else "input", None, leaf))
+            found.append(ArgumentLeaf(argument, join, "random" if is_key else "input", None, leaf))
             continue
         owner = owners.get((argument, name))
         role: Role = "parameter" if jnp.issubdtype(_dtype(leaf), jnp.inexact) else "buffer"
@@ -119,7 +115,7 @@ def _owners(named: list[tuple[str, Any, Any]]) -> dict[tuple[str, str], str]:
     It lies in another argument, or in another field of the one that has a field for parameters.
     """
     parameters: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
-    places = []
+    positions = []
     for argument, path, leaf in named:
         if not np.shape(leaf):
             continue
@@ -129,12 +125,12 @@ def _owners(named: list[tuple[str, Any, Any]]) -> dict[tuple[str, str], str]:
         own = rest if inside else name
         home = f"{argument}.{field}" if inside else argument
         parameters.setdefault((own, *map(str, np.shape(leaf))), []).append((home, argument, name))
-        places.append((argument, field, name, tuple(map(str, np.shape(leaf)))))
+        positions.append((argument, field, name, tuple(map(str, np.shape(leaf)))))
     found: dict[tuple[str, str], str] = {}
-    for argument, field, name, shape in places:
-        words = name.split(".") if name else []
-        for start in range(1, len(words) + 1):
-            homes = parameters.get((".".join(words[start:]), *shape), ())
+    for argument, field, name, shape in positions:
+        parts = name.split(".") if name else []
+        for start in range(1, len(parts) + 1):
+            homes = parameters.get((".".join(parts[start:]), *shape), ())
             others = [
                 one for home, of, one in homes if home not in (argument, f"{argument}.{field}")
             ]

@@ -26,16 +26,16 @@ x input (64, 512) P('data',)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto, is_typed
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.axis_types import is_typed
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSET
@@ -44,9 +44,17 @@ from isoshard.core.plan.resolving import resolve_leaves
 from isoshard.core.plan.slot_rules import slot_layouts
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
-
-from .input_roles import ArgumentLeaf, leaves_of_arguments, replaced
-from .traced_step import Role, StepInput, StepResult, TracedStep
+from .input_roles import ArgumentLeaf
+from .input_roles import leaves_of_arguments
+from .input_roles import replaced
+from .traced_step import Role
+from .traced_step import StepInput
+from .traced_step import StepResult
+from .traced_step import TracedStep
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+from typing import Any
 
 
 def traced_jax_step(
@@ -92,19 +100,21 @@ def traced_jax_step(
         traced = jitted.trace(*passed[0], **passed[1])
         program = _without_keys(traced.jaxpr)
     arguments = _named_arguments(step, traced.args_info)
-    given = _named_arguments(step, (tuple(args), dict(kwargs)))
+    named_arguments = _named_arguments(step, (tuple(args), dict(kwargs)))
     back = replaced(_abstract(arguments), traced.out_info)
     inputs = _batch(arguments, back, batch)
-    said = roles or {}
+    declared = roles or {}
     leaves = [
-        one if one.role in ("input", "random") else one._replace(role=said.get(one.name, one.role))
-        for one in leaves_of_arguments(_abstract(arguments), inputs)
+        leaf
+        if leaf.role in ("input", "random")
+        else leaf._replace(role=declared.get(leaf.name, leaf.role))
+        for leaf in leaves_of_arguments(_abstract(arguments), inputs)
     ]
-    own = _own_layouts(leaves, given, mesh)
+    own = _own_layouts(leaves, named_arguments, mesh)
     layouts = layouts_of(leaves, own, mesh, plan, axis_names or {})
-    donated = [bool(one.donated) for one in jax.tree.leaves(traced.args_info)]
+    donated = [bool(leaf.donated) for leaf in jax.tree.leaves(traced.args_info)]
     gives = [True] * len(leaves) if step is not jitted else donated
-    constants = [_constant(number, one, mesh) for number, one in enumerate(program.consts)]
+    constants = [_constant(number, const, mesh) for number, const in enumerate(program.consts)]
     taken = [
         StepInput(leaf.name, leaf.role, tuple(aval.shape), aval.dtype, layout, leaf.follows)
         for leaf, aval, layout in zip(leaves, program.in_avals, layouts, strict=True)
@@ -112,8 +122,10 @@ def traced_jax_step(
     results = _results(traced.out_info, leaves, back, layouts, gives)
     shift = len(constants)
     results = [
-        one if one.replaces is None else StepResult(one.name, one.replaces + shift, one.sharding)
-        for one in results
+        result
+        if result.replaces is None
+        else StepResult(result.name, result.replaces + shift, result.sharding)
+        for result in results
     ]
     name = name or getattr(step, "__name__", type(step).__name__)
     return TracedStep(
@@ -144,30 +156,23 @@ def layouts_of(
 ) -> list[NamedSharding]:
     """The layout of each leaf: by the plan, or its own, or whole on every device.
 
-    Args:
-        leaves: of the arguments.
-        own: the layout that the array has on this mesh, if it has one.
-        mesh: the mesh.
-        plan: as for `traced_jax_step`.
-        axis_names: likewise.
-
     Raises:
         PlanError: naming each leaf that the plan does not fit.
     """
-    whole = NamedSharding(mesh, PartitionSpec())
+    sharding = NamedSharding(mesh, PartitionSpec())
     if plan is None:
-        return [whole if one is None else one for one in own]
+        return [sharding if one is None else one for one in own]
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     model = [
         _model_leaf(leaf)._replace(names=axis_names.get(leaf.name))
         for leaf in leaves
         if leaf.role in ("parameter", "buffer")
     ]
-    found: dict[str, NamedSharding] = resolve_leaves(plan, model, mesh).shardings
+    result: dict[str, NamedSharding] = resolve_leaves(plan, model, mesh).shardings
     batch = [_model_leaf(leaf) for leaf in leaves if leaf.role == "input"]
     said = any(factor.inputs is not UNSET for factor in plan.factors)
     inputs: dict[str, NamedSharding] = {}
-    if said and batch:
+    if any_ and batch:
         inputs = resolve_leaves(plan.for_inputs(), batch, mesh).shardings
     owners = {leaf.name: leaf for leaf in model}
     slots = {_model_leaf(leaf): owners.get(leaf.follows or "") for leaf in leaves if leaf.follows}
@@ -175,11 +180,11 @@ def layouts_of(
     layouts = []
     for leaf, mine in zip(leaves, own, strict=True):
         if leaf.role == "input":
-            layouts.append(inputs.get(leaf.name, mine or whole))
+            layouts.append(inputs.get(leaf.name, mine or sharding))
         elif leaf.follows and leaf.name in moments:
             layouts.append(moments[leaf.name])
         else:
-            layouts.append(found.get(leaf.follows or leaf.name, whole))
+            layouts.append(result.get(leaf.follows or leaf.name, sharding))
     return layouts
 
 
@@ -196,14 +201,14 @@ def _named_arguments(step: Any, given: tuple[Any, Any]) -> dict[str, Any]:
         signature = inspect.signature(step)
         bound = signature.bind_partial(*args).arguments
     except (TypeError, ValueError):
-        return {f"argument{number}": one for number, one in enumerate(args)} | named
-    found: dict[str, Any] = {}
+        return {f"argument{number}": arg for number, arg in enumerate(args)} | named
+    named_arguments: dict[str, Any] = {}
     for name, value in bound.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
-            found |= {f"{name}.{number}": one for number, one in enumerate(value)}
+            named_arguments |= {f"{name}.{number}": one for number, one in enumerate(value)}
         else:
-            found[name] = value
-    return found | named
+            named_arguments[name] = value
+    return named_arguments | named
 
 
 def _abstract(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,16 +243,16 @@ def _own_layouts(
         for argument, tree in given.items()
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
-    found: list[NamedSharding | None] = []
+    result: list[NamedSharding | None] = []
     for leaf in leaves:
         inside = leaf.name.removeprefix(f"{leaf.argument}.") if leaf.role == "input" else leaf.name
         array = by_place.get((leaf.argument, inside), by_place.get((leaf.argument, "")))
         there = getattr(array, "sharding", None)
         if isinstance(there, NamedSharding) and dict(there.mesh.shape) == dict(mesh.shape):
-            found.append(NamedSharding(mesh, there.spec))
+            result.append(NamedSharding(mesh, there.spec))
         else:
-            found.append(None)
-    return found
+            result.append(None)
+    return result
 
 
 def _results(
@@ -265,24 +270,24 @@ def _results(
     children = (
         [info] if None in of_place else jax.tree.leaves(info, is_leaf=lambda x: x is not info)
     )
-    found = []
+    results = []
     for place, child in enumerate(children):
         argument = of_place.get(None if None in of_place else place)
         for at, (path, _) in enumerate(jax.tree.leaves_with_path(child)):
             if argument is None:
-                found.append(StepResult(path_name(path) or f"result{place}"))
+                results.append(StepResult(path_name(path) or f"result{place}"))
                 continue
             number = first[argument] + at
             source = number if gives[number] else None
-            found.append(StepResult(leaves[number].name, source, layouts[number]))
-    return found
+            results.append(StepResult(leaves[number].name, source, layouts[number]))
+    return results
 
 
 def _constant(number: int, array: Any, mesh: Mesh) -> StepInput:
     """An array that the step closes over: an input, so that no program holds its elements."""
     dtype = np.dtype(array.dtype)
-    whole = NamedSharding(mesh, PartitionSpec())
-    return StepInput(f"closed_over.{number}", "buffer", tuple(np.shape(array)), dtype, whole)
+    sharding = NamedSharding(mesh, PartitionSpec())
+    return StepInput(f"closed_over.{number}", "buffer", tuple(np.shape(array)), dtype, sharding)
 
 
 def _without_keys(program: Any) -> Any:
@@ -300,21 +305,21 @@ def _without_keys(program: Any) -> Any:
             )
         )
 
-    words = [
-        one if kind is None else jax.eval_shape(jax.random.key_data, one)
-        for one, kind in zip(program.in_avals, kinds, strict=True)
+    without_keys = [
+        aval if kind is None else jax.eval_shape(jax.random.key_data, aval)
+        for aval, kind in zip(program.in_avals, kinds, strict=True)
     ]
-    return jax.make_jaxpr(from_words)(*words)
+    return jax.make_jaxpr(from_words)(*without_keys)
 
 
 def _key_kind(aval: Any) -> Any:
     """What makes the keys of an aval; None of numbers."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return None
-    found: list[Any] = []
+    key_kind: list[Any] = []
     shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    jax.eval_shape(lambda key: found.append(key_impl(key)), shape)
-    return found[0]
+    jax.eval_shape(lambda key: key_kind.append(key_impl(key)), shape)
+    return key_kind[0]
 
 
 def _opened(program: Any) -> Any:
@@ -322,7 +327,7 @@ def _opened(program: Any) -> Any:
     constants = program.consts
     if not constants:
         return program
-    shapes = [jax.ShapeDtypeStruct(np.shape(one), one.dtype) for one in constants]
+    shapes = [jax.ShapeDtypeStruct(np.shape(constant), constant.dtype) for constant in constants]
 
     def opened(*given: Any) -> Any:
         held, arguments = given[: len(constants)], given[len(constants) :]

@@ -7,18 +7,20 @@ operations are recorded, then traced) says the line itself, by a name scope: see
 
 from __future__ import annotations
 
+import jax
+import numpy as np
 import re
 import sysconfig
 from collections.abc import Iterator
+from isoshard.core.installation import ANNEXES
+from isoshard.core.installation import HEART
+from isoshard.core.installation import source_folders
+from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.jaxprs import JaxprRewriter
+from isoshard.core.runtime.jaxprs import holds_jaxprs
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
-from isoshard.core.installation import source_folders
-from isoshard.core.runtime.caches import cached
-from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
 
 SCOPE = "line:"
 """A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to say where
@@ -30,9 +32,6 @@ _SAID = re.compile(re.escape(SCOPE) + r"(?P<line>[^/()]+(?:\([^/()]*\))?)")
 
 def scope_of(line: str) -> str:
     """The name scope that says a line; `said_by` reads it back, from HLO's `op_name` too.
-
-    Args:
-        line: such as "train.py:12 (loss)".
 
     Example:
         >>> said_by("jit(step)/" + scope_of("src/train.py:12 (loss)") + "/dot_general")
@@ -47,20 +46,16 @@ def said_by(path: str) -> str | None:
     Args:
         path: scopes joined by `/`; the innermost line counts.
     """
-    found = _SAID.findall(path)
-    return found[-1].replace("|", "/") if found else None
+    findall = _SAID.findall(path)
+    return findall[-1].replace("|", "/") if findall else None
 
 
 def line_of(equation: Any) -> str:
-    """The user's line of one equation of a jaxpr; "" if none is known.
-
-    Args:
-        equation: of a traced program.
-    """
+    """The user's line of one equation of a jaxpr; "" if none is known."""
     source = equation.source_info
-    said = said_by(str(source.name_stack))
-    if said is not None:
-        return said
+    declared = said_by(str(source.name_stack))
+    if declared is not None:
+        return declared
     return "" if source.traceback is None else _of_stack(source.traceback)
 
 
@@ -69,9 +64,6 @@ def with_lines_of_calls(program: Any) -> Any:
 
     A function that JAX traces by itself (`jnp.take`, `jax.nn.silu`) does not know from where it is
     called; its equations have no line of the user's.
-
-    Args:
-        program: a jaxpr, closed or not.
 
     Returns:
         A jaxpr of the same kind; nothing of the one given changes.
@@ -117,9 +109,6 @@ def _of_stack(stack: Any) -> str:
 def is_users(path: str) -> bool:
     """Whether a file is the user's: no library's, none of Python's and none of isoshard's.
 
-    Args:
-        path: of a source file.
-
     Example:
         >>> is_users("/home/me/train.py"), is_users("/venv/lib/site-packages/flax/nnx/module.py")
         (True, False)
@@ -127,23 +116,23 @@ def is_users(path: str) -> bool:
     return not path.startswith(_NOT_THE_USERS) and "site-packages" not in path
 
 
-def written(path: str, number: int, function: str) -> str:
+def written(path: str, index: int, function: str) -> str:
     """A line as reports write it.
 
     Args:
         path: of the file; its last part is written.
-        number: of the line.
+        index: of the line.
         function: that it is in, of a method with or without its class.
 
     Example:
         >>> written("/home/me/train.py", 12, "loss")
         'train.py:12 (loss)'
     """
-    return f"{Path(path).name}:{number} ({function.rpartition('.')[2]})"
+    return f"{Path(path).name}:{index} ({function.rpartition('.')[2]})"
 
 
 _NOT_THE_USERS = (
     "<frozen",
-    *(str(Path(place)) for place in (sysconfig.get_path("stdlib"), *source_folders())),
+    *(str(Path(folder)) for folder in (sysconfig.get_path("stdlib"), *source_folders())),
     *(str(Path(str(module.__file__)).parent) for module in (jax, np)),
 )

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
-
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
+from collections.abc import Mapping
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.spec import stacked_sharding
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+from typing import Any
+from typing import Literal
+
 
 Role = Literal["parameter", "buffer", "optimizer", "input", "random", "number"]
 """What an input is for: trained; kept by the model and not trained (batch statistics, masks); kept
@@ -126,31 +128,28 @@ class TracedStep:
                 its leading axis. What is not named keeps its layout if the mesh stays, and is
                 replicated otherwise.
             mesh: another mesh, whose Explicit axes are Auto ones; the program must not name one.
-
-        Returns:
-            A new step around the same program.
         """
-        there: Mesh = self.mesh if mesh is None else auto(mesh)
-        written = {one.name: one.layer_name for one in self.inputs}
+        result: Mesh = self.mesh if mesh is None else auto(mesh)
+        written = {leaf.name: leaf.layer_name for leaf in self.inputs}
         inputs = []
-        for one in self.inputs:
-            names = [one.name] if one.follows is None else [one.name, one.follows]
+        for leaf in self.inputs:
+            names = [leaf.name] if leaf.follows is None else [leaf.name, leaf.follows]
             layout = next((layouts[name] for name in names if name in layouts), None)
             if layout is None:
                 rows = (layouts.get(written.get(name, name)) for name in names)
                 layout = next((row for row in rows if row is not None), None)
-                if layout is not None and one.layers:
+                if layout is not None and leaf.layers:
                     layout = stacked_sharding(layout)
             if layout is None:
-                layout = one.sharding if there is self.mesh else _whole(there)
-            inputs.append(dataclasses.replace(one, sharding=layout))
+                layout = leaf.sharding if result is self.mesh else _whole(result)
+            inputs.append(dataclasses.replace(leaf, sharding=layout))
         results = tuple(
-            one
-            if one.replaces is None
-            else dataclasses.replace(one, sharding=inputs[one.replaces].sharding)
-            for one in self.results
+            leaf
+            if leaf.replaces is None
+            else dataclasses.replace(leaf, sharding=inputs[leaf.replaces].sharding)
+            for leaf in self.results
         )
-        return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=there)
+        return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=result)
 
 
 def _whole(mesh: Mesh) -> NamedSharding:

@@ -1,4 +1,4 @@
-"""`isoshard plan`: the cost of a step on hardware that is not attached, and the best plan.
+"""`isoshard plan`: what a step needs on a machine that is not here, and which plan to take.
 
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp,tensor
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp --plan fsdp,tensor   # side by side
@@ -6,7 +6,7 @@
     isoshard plan --hf config.json --mesh v5p:8x8x8 --plan fsdp,tensor --depth partition
     isoshard plan --list                                # chips, and what can be planned here
 
-No device of the machine is needed, and no weights are created.
+No device of the machine is needed, and no weights are made.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from isoshard import planner
 from isoshard.cli.output import Output
 from isoshard.core.installation import install_command
 from isoshard.core.plan import Plan, PlanError
-from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.metrics import human_bytes
 from isoshard.planner.machine.topologies import Topology
 from isoshard.planner.reports.report import Report
 
-from .plan_machines import show_machines
+from .plan_models import show_machines
 from .plan_targets import Target, failure_in, plan_named, target_of
 from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
 
@@ -42,21 +42,18 @@ _NAME = "isoshard plan"
 def main(argv: Sequence[str]) -> int:
     """Plan what `argv` names.
 
-    Args:
-        argv: the command line after `isoshard plan`.
-
     Returns:
         0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
         130 at Ctrl-C.
     """
-    options = _parser().parse_args(list(argv))
-    console = Output(width=options.width)
+    parse_args = _parser().parse_args(list(argv))
+    console = Output(width=parse_args.width)
     path = sys.path[:]  # a script's folder is on it while the script is of use
     try:
-        if options.list:
+        if parse_args.list:
             show_machines(console)
             return 0
-        return _run(options, console)
+        return _run(parse_args, console)
     except KeyboardInterrupt:
         print(f"{_NAME}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -72,43 +69,43 @@ def main(argv: Sequence[str]) -> int:
         sys.path[:] = path
 
 
-def _run(options: argparse.Namespace, console: Console) -> int:
-    machine = _machine(options.mesh)
-    for path in (options.html, options.json):
+def _run(arguments: argparse.Namespace, console: Console) -> int:
+    machine = _machine(arguments.mesh)
+    for path in (arguments.html, arguments.json):
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise PlanCommandError(f"{path} cannot be written: its folder does not exist")
-    target = _target(options, machine)
-    if twice := [text for text in options.plan if options.plan.count(text) > 1]:
-        raise PlanCommandError(f"--plan {twice[0]} is repeated")
-    cases = [_case(options, target, machine, text) for text in options.plan or [None]]
-    memory = None if options.memory is None else bytes_of(options.memory)
-    limits = {} if options.timeout is None else {"timeout": options.timeout}
-    reports, searches = {}, []
+            raise PlanCommandError(f"{path} cannot be written: there is no folder for it")
+    target = _target(arguments, machine)
+    if twice := [text for text in arguments.plan if arguments.plan.count(text) > 1]:
+        raise PlanCommandError(f"--plan {twice[0]} is given twice")
+    cases = [_case(arguments, target, machine, text) for text in arguments.plan or [None]]
+    memory = None if arguments.memory is None else bytes_of(arguments.memory)
+    limits = {} if arguments.timeout is None else {"timeout": arguments.timeout}
+    reports, found = {}, []
     for case in cases:
-        _progress(f"planning {target.name} on {machine.name}: {case.name}")
+        _told(f"planning {target.name} on {machine.name}: {case.name}")
         mesh, plan = case.mesh, case.plan
         try:
             if case.name == "auto":
-                depth = "trace" if options.depth == "trace" else "partition"
+                depth = "trace" if arguments.depth == "trace" else "partition"
                 result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
-                searches.append(str(result))
+                found.append(str(result))
                 mesh, plan = result.mesh, result.plan
             report = planner.estimate(
                 target.step, target.args, mesh, plan,
-                depth=options.depth, memory=memory, **limits,
+                depth=arguments.depth, memory=memory, **limits,
             )  # fmt: skip
         except PlanError as error:
-            which = f"--plan {case.name}: " if case.name in options.plan else ""
+            which = f"--plan {case.name}: " if case.name in arguments.plan else ""
             raise PlanCommandError(f"{which}{error}") from error
         except Exception as error:
-            frame = failure_in(error, target.file)
-            if type(error).__module__.startswith("isoshard.") or not frame:
+            own = failure_in(error, target.file)
+            if type(error).__module__.startswith("isoshard.") or not own:
                 raise
-            raise PlanCommandError(f"{target.name} fails when it is traced, at {frame}") from error
+            raise PlanCommandError(f"{target.name} fails when it is traced, at {own}") from error
         reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
-    _written(options, reports)
+    _written(arguments, reports)
     status = _shown(reports, console)
-    for text in searches:
+    for text in found:
         console.print(Text(f"\n{text}"))
     return status
 
@@ -118,10 +115,10 @@ class _Case:
     """One plan to estimate.
 
     Attributes:
-        name: as on the command line.
+        name: as it was given.
         mesh: for it; of "auto" perhaps the machine.
-        plan: the plan; None replicates, and is also that of "auto", which is searched.
-        words: the plan's spelling on the command line, shorter than its repr.
+        plan: it; None replicates, and of "auto" stands for one to be found.
+        words: that say it shorter than it prints.
     """
 
     name: str
@@ -131,23 +128,21 @@ class _Case:
 
 
 def _case(
-    options: argparse.Namespace, target: Target, machine: Topology, text: str | None
+    arguments: argparse.Namespace, target: Target, machine: Topology, text: str | None
 ) -> _Case:
-    if text == "auto" and options.axes is None:
+    if text == "auto" and arguments.axes is None:
         return _Case(text, machine, None)
-    plan_words = text if text is not None and is_words(text) else None
-    axes = axes_of(options.axes, machine, plan_words)
+    words = text if text is not None and is_words(text) else None
+    axes = axes_of(arguments.axes, machine, words)
     mesh = machine.mesh(tuple(axes.values()), tuple(axes))
     if text is None or text == "auto":
         return _Case(text or "replicated", mesh, None)
-    if plan_words is not None:
-        return _Case(
-            text, mesh, plan_of(plan_words, axes, target.weights), spelled(plan_words, axes)
-        )
+    if words is not None:
+        return _Case(text, mesh, plan_of(words, axes, target.weights), spelled(words, axes))
     return _Case(text, mesh, plan_named(text, mesh))
 
 
-def _progress(text: str) -> None:
+def _told(text: str) -> None:
     """Say what is being done, to somebody who looks on."""
     if sys.stderr.isatty():
         print(f"{text} ..", file=sys.stderr)
@@ -162,9 +157,9 @@ def _machine(text: str | None) -> Topology:
     return planner.topology(text)
 
 
-def _target(options: argparse.Namespace, machine: Topology) -> Target:
-    if options.hf is not None:
-        if options.target is not None:
+def _target(arguments: argparse.Namespace, machine: Topology) -> Target:
+    if arguments.hf is not None:
+        if arguments.target is not None:
             raise PlanCommandError("give either script.py:step or --hf config.json, not both")
         if missing := [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]:
             raise PlanCommandError(
@@ -173,33 +168,33 @@ def _target(options: argparse.Namespace, machine: Topology) -> Target:
             )
         models = importlib.import_module("isoshard.planner.cli.plan_models")
         return models.model_target(
-            options.hf,
-            batch=options.batch or machine.size,
-            sequence=options.sequence,
-            dtype=options.dtype,
-            pad_vocab=options.pad_vocab or 1,
+            arguments.hf,
+            batch=arguments.batch or machine.size,
+            sequence=arguments.sequence,
+            dtype=arguments.dtype,
+            pad_vocab=arguments.pad_vocab or 1,
         )
-    if options.target is None:
+    if arguments.target is None:
         raise PlanCommandError(
             "what is to be planned? give script.py:step, or --hf config.json for a model of "
             "transformers"
         )
     for_models = ("batch", "sequence", "dtype", "pad_vocab")
     if wrong := [
-        f"--{name.replace('_', '-')}" for name in for_models if getattr(options, name) is not None
+        f"--{name.replace('_', '-')}" for name in for_models if getattr(arguments, name) is not None
     ]:
-        raise PlanCommandError(f"{wrong[0]} is for --hf; a script's arguments have it themselves")
-    return target_of(options.target, options.args)
+        raise PlanCommandError(f"{wrong[0]} is for --hf; a script's arguments say it themselves")
+    return target_of(arguments.target, arguments.args)
 
 
-def _written(options: argparse.Namespace, reports: dict[str, Report]) -> None:
+def _written(arguments: argparse.Namespace, reports: dict[str, Report]) -> None:
     alone = next(iter(reports.values())) if len(reports) == 1 else None
-    output = alone if alone is not None else planner.compare(reports)
+    shown = alone if alone is not None else planner.compare(reports)
     try:
-        if options.html is not None:
-            output.write_html(options.html)
-        if options.json is not None:
-            Path(options.json).write_text(output.to_json(), encoding="utf-8")
+        if arguments.html is not None:
+            shown.write_html(arguments.html)
+        if arguments.json is not None:
+            Path(arguments.json).write_text(shown.to_json(), encoding="utf-8")
     except OSError as error:
         raise PlanCommandError(f"{error.filename} cannot be written: {error.strerror}") from None
 
@@ -258,12 +253,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        found = float(text)
     except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
+        found = 0.0
+    if not found > 0:
         raise argparse.ArgumentTypeError(f"needs seconds, more than 0, not {text!r}")
-    return seconds
+    return found
 
 
 def _positive(text: str) -> int:

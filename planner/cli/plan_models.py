@@ -3,6 +3,8 @@
 The model is created on torch's device "meta", where tensors have shapes and no elements, so that a
 configuration of 400 billion parameters takes seconds and no memory. What is planned is a training
 step: the model's own loss, its gradient, AdamW.
+
+`isoshard plan --list` prints the known chips, and which can be compiled for.
 """
 
 from __future__ import annotations
@@ -14,6 +16,14 @@ from typing import Any
 
 import torch
 import transformers
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from isoshard.core.runtime.metrics import human_bytes
+from isoshard.planner.machine.chips import Chip, chips
+from isoshard.planner.programs.targets import planned
 
 from .plan_targets import Target
 from .plan_words import PlanCommandError
@@ -41,10 +51,10 @@ def model_target(
     """
     config = _config(path)
     kind = _class_of(config, path)
-    text = getattr(config, "text_config", config)
-    text.use_cache = False
-    if hasattr(text, "vocab_size"):
-        text.vocab_size += -text.vocab_size % pad_vocab
+    text_config = getattr(config, "text_config", config)
+    text_config.use_cache = False
+    if hasattr(text_config, "vocab_size"):
+        text_config.vocab_size += -text_config.vocab_size % pad_vocab
     try:
         with torch.device("meta"):
             model = kind(config)
@@ -128,14 +138,14 @@ def _dtype(name: str | None, config: Any) -> torch.dtype:
 def _batch(model: Any, config: Any, batch: int, sequence: int | None) -> dict[str, torch.Tensor]:
     """Tensors without elements for the model's forward, labels among them where it takes any."""
     name = type(model).__name__
-    text = getattr(config, "text_config", config)
+    text_config = getattr(config, "text_config", config)
     arrays: dict[str, torch.Tensor] = {}
     with torch.device("meta"):
         if model.main_input_name == "pixel_values":
             shape = (batch, getattr(config, "num_channels", 3), *_sides(config))
             arrays["pixel_values"] = torch.empty(shape, dtype=model.dtype)
         elif model.main_input_name == "input_ids":
-            tokens = _tokens(text, sequence)
+            tokens = _tokens(text_config, sequence)
             arrays["input_ids"] = torch.empty(batch, tokens, dtype=torch.int64)
             if getattr(config, "is_encoder_decoder", False):
                 arrays["decoder_input_ids"] = torch.empty(batch, tokens, dtype=torch.int64)
@@ -173,3 +183,43 @@ def _loss(result: Any) -> torch.Tensor:
     """The model's own loss, or the mean of the squares of what it gives."""
     loss = getattr(result, "loss", None)
     return result[0].float().square().mean() if loss is None else loss
+
+
+EXAMPLES = {"tpu2": "16x16", "tpu3": "8x8x8", "gpu0": "2x8", "cpu0": "64"}
+"""A grid by platform and axes of the torus."""
+
+
+def show_machines(console: Console) -> None:
+    """Print chips and targets."""
+    console.print(Text("Chips (--mesh CHIP:GRID; slices as in v5e:2*16x16)", style="bold"))
+    table = Table(
+        box=None if console.options.ascii_only else SIMPLE_HEAD, pad_edge=False, show_edge=False
+    )
+    table.add_column("chip", no_wrap=True)
+    for name in ("memory", "bf16 TFLOP/s", "memory GB/s", "link GB/s", "network GB/s"):
+        table.add_column(name, justify="right")
+    table.add_column("such as", no_wrap=True)
+    for chip in chips():
+        links = f"{chip.link / 1e9:.3g}{f' x {chip.links}' if chip.links else ''}"
+        table.add_row(
+            chip.name,
+            human_bytes(chip.memory),
+            f"{chip.rate('bfloat16') / 1e12:.3g}",
+            f"{chip.bandwidth / 1e9:.4g}",
+            links,
+            f"{chip.network / 1e9:.3g}",
+            f"{chip.name}:{_grid(chip)}",
+        )
+    console.print(table)
+    console.print(Text("\nWhat can be planned here", style="bold"))
+    console.print(Text("depth trace: every machine"))
+    for chip in planned():
+        versions = ", ".join(f"{name} {version}" for name, version in chip.versions.items())
+        text = f"no, {chip.problem}: {chip.fix}" if chip.problem else versions
+        console.print(Text(f"{chip.title}: {text}"))
+
+
+def _grid(chip: Chip) -> str:
+    if chip.shapes:
+        return "x".join(map(str, chip.shapes[-1]))
+    return EXAMPLES.get(f"{chip.platform}{chip.links}", "8")

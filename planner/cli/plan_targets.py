@@ -1,7 +1,7 @@
 """What `isoshard plan script.py:step` names: a step, its example arguments, a plan.
 
-The script is imported, not run: its `__name__` is its file's name, so that the block of
-`if __name__ == "__main__":` does not run.
+The script is imported, not run: its `__name__` is its file's name, so that what stands below
+`if __name__ == "__main__":` stays out.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def target_of(text: str, args: str | None) -> Target:
 
     Args:
         text: "script.py:step" or "package.module:step".
-        args: the name of a function that returns them, or of the arguments; None:
-            `step.example_args`, or `example_args` in the step's module.
+        args: likewise a function that makes them, or the arguments; None: `step.example_args`, or
+            `example_args` beside the step.
 
     Raises:
         PlanCommandError: there is no such file or name, importing it fails, or there are no
@@ -59,39 +59,39 @@ def target_of(text: str, args: str | None) -> Target:
     if not callable(step):
         raise PlanCommandError(f"{text} is of type {type(step).__name__}, and no step")
     if args is not None:
-        step_args = named(args, "the arguments")
+        arguments = named(args, "the arguments")
     else:
-        step_args = getattr(step, "example_args", None)
-        if step_args is None:
-            step_args = getattr(_module(text.rpartition(":")[0]), "example_args", None)
-    if step_args is None:
+        arguments = getattr(step, "example_args", None)
+        if arguments is None:
+            arguments = getattr(_module(text.rpartition(":")[0]), "example_args", None)
+    if arguments is None:
         needed = _needed(step)
         if needed:
             raise PlanCommandError(
                 f"{text} takes {', '.join(needed)}, and there are no example arguments: give "
                 f"--args {text.rpartition(':')[0]}:make_args, a function that returns them, or set "
-                "example_args in the step's module. Shapes do: jax.ShapeDtypeStruct, or tensors on "
+                "example_args beside the step. Shapes do: jax.ShapeDtypeStruct, or tensors on "
                 "torch's device 'meta'"
             )
-        step_args = ()
-    if callable(step_args):
-        step_args = _called(step_args, args or "example_args")
-    step_args = step_args if isinstance(step_args, tuple) else (step_args,)
-    file, _, name = text.rpartition(":")
-    _bound(text, step, step_args, args or "example_args")
-    return Target(name, step, step_args, file=getattr(_module(file), "__file__", None) or "")
+        arguments = ()
+    if callable(arguments):
+        arguments = _called(arguments, args or "example_args")
+    arguments = arguments if isinstance(arguments, tuple) else (arguments,)
+    index, _, name = text.rpartition(":")
+    _bound(text, step, arguments, args or "example_args")
+    return Target(name, step, arguments, file=getattr(_module(index), "__file__", None) or "")
 
 
-def _bound(text: str, step: Any, args: tuple[Any, ...], source: str) -> None:
+def _bound(text: str, step: Any, arguments: tuple[Any, ...], source: str) -> None:
     """Check that a step takes its arguments."""
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
-        return  # it has no signature
+        return  # it does not say what it takes
     try:
-        signature.bind(*args)
+        signature.bind(*arguments)
     except TypeError as error:
-        kinds = ", ".join(type(arg).__name__ for arg in args)
+        kinds = ", ".join(type(argument).__name__ for argument in arguments)
         raise PlanCommandError(
             f"{text} takes ({', '.join(signature.parameters)}), and {source} gives ({kinds}): "
             f"{error}. Several arguments are a tuple"
@@ -99,15 +99,8 @@ def _bound(text: str, step: Any, args: tuple[Any, ...], source: str) -> None:
 
 
 def failure_in(error: BaseException, file: str) -> str:
-    """The message of an exception that code of a file raised or called into; "" otherwise.
-
-    Args:
-        error: the exception.
-        file: the path of a script.
-    """
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
-    ]
+    """What an exception says that code of a file raised, or called; "" if it did not."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
     if not file or not frames:
         return ""
     last = frames[-1]
@@ -117,49 +110,40 @@ def failure_in(error: BaseException, file: str) -> str:
 def plan_named(text: str, mesh: Any) -> Plan:
     """Find a plan in a script.
 
-    Args:
-        text: "script.py:my_plan": a `Plan`, or a function that makes one, without arguments or of
-            the mesh.
-        mesh: the argument of a function.
-
     Raises:
         PlanCommandError: there is none.
     """
-    plan = named(text, "the plan")
-    if not isinstance(plan, Plan) and callable(plan):
-        plan = _called(plan, text, *([mesh] if _needed(plan) else []))
-    if not isinstance(plan, Plan):
-        raise PlanCommandError(f"{text} is of type {type(plan).__name__}, and no Plan")
-    return plan
+    result = named(text, "the plan")
+    if not isinstance(result, Plan) and callable(result):
+        result = _called(result, text, *([mesh] if _needed(result) else []))
+    if not isinstance(result, Plan):
+        raise PlanCommandError(f"{text} is of type {type(result).__name__}, and no Plan")
+    return result
 
 
-def named(text: str, label: str) -> Any:
+def named(text: str, what: str) -> Any:
     """Import what a text names.
-
-    Args:
-        text: file or module, a colon, a name.
-        label: what it is, for messages.
 
     Raises:
         PlanCommandError: it is not there, or importing it fails.
     """
-    module_text, colon, name = text.rpartition(":")
-    if not colon or not module_text or not name:
-        raise PlanCommandError(f"{text!r} does not name {label}: write script.py:name")
-    value = _module(module_text)
-    for attribute in name.split("."):
-        if not hasattr(value, attribute):
-            names = [name_ for name_ in vars(value) if not name_.startswith("_")]
-            callables = [name_ for name_ in names if callable(getattr(value, name_))] or names
+    index, colon, name = text.rpartition(":")
+    if not colon or not index or not name:
+        raise PlanCommandError(f"{text!r} does not say {what}: write script.py:name")
+    module = _module(index)
+    for chunk in name.split("."):
+        if not hasattr(module, chunk):
+            names = [var for var in vars(module) if not var.startswith("_")]
+            own = [one for one in names if callable(getattr(module, one))] or names
             raise PlanCommandError(
-                f"{module_text} has no {name!r}; it has {', '.join(callables[:12]) or 'nothing'}"
+                f"{index} has no {name!r}; it has {', '.join(own[:12]) or 'nothing'}"
             )
-        value = getattr(value, attribute)
-    return value
+        module = getattr(module, chunk)
+    return module
 
 
-def _module(text: str) -> ModuleType:
-    return _of_file(Path(text).resolve(), text) if text.endswith(".py") else _of_name(text)
+def _module(index: str) -> ModuleType:
+    return _of_file(Path(index).resolve(), index) if index.endswith(".py") else _of_name(index)
 
 
 @functools.cache
@@ -190,7 +174,7 @@ def _of_name(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise PlanCommandError(f"importing {name} fails: {_where(error)}") from error
         raise PlanCommandError(
-            f"there is no module {name!r}; for a file, write its path: script.py:step"
+            f"there is no module {name!r}; of a file, write its path: script.py:step"
         ) from None
     except Exception as error:
         raise PlanCommandError(f"importing {name} fails: {_where(error)}") from error
@@ -206,22 +190,19 @@ def _called(function: Callable[..., Any], name: str, *args: Any) -> Any:
 def _where(error: BaseException) -> str:
     """An error with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [frame for frame in frames if "importlib" not in frame.filename] or frames
-    location = (
-        f" ({Path(user_frames[-1].filename).name}:{user_frames[-1].lineno})" if user_frames else ""
-    )
-    return f"{type(error).__name__}: {error}{location}"
+    own = [frame for frame in frames if "importlib" not in frame.filename] or frames
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _needed(function: Any) -> list[str]:
     """The arguments that a call has to give."""
     try:
-        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+        needed: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return []
     return [
         name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for name, one in needed.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]

@@ -1,4 +1,4 @@
-"""Plans and axes on the command line: `--plan fsdp,tensor --axes data=16,model=16`.
+"""Plans and axes in a word: what `--plan fsdp,tensor --axes data=16,model=16` stands for.
 
 >>> axes = {"data": 16, "model": 16}
 >>> plan_of("data", axes)
@@ -40,24 +40,16 @@ _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class PlanCommandError(CodedError, code="ISO045"):
-    """The command line's options are invalid; the message has the valid ones."""
+    """What was asked for on the command line cannot be done; the message says what can."""
 
 
 def is_words(text: str) -> bool:
-    """Whether a `--plan` is words, rather than `auto` or a name in a script.
-
-    Args:
-        text: as on the command line.
-    """
+    """Whether a `--plan` is words, rather than `auto` or a name in a script."""
     return text != "auto" and ":" not in text
 
 
 def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
-    """A mesh without devices.
-
-    Args:
-        axes: names and sizes.
-    """
+    """A mesh without devices."""
     return AbstractMesh(tuple(axes.values()), tuple(axes))
 
 
@@ -69,17 +61,14 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
         axes: of the mesh.
         weights: the order of the axes of a `weight`, as of `Plan.tensor_parallel`.
 
-    Returns:
-        A `Plan`.
-
     Raises:
         PlanCommandError: a word or an axis is unknown, or two words want one axis.
     """
-    axes_by_word = _axes_by_word(text, axes)
+    target = _wanted(text, axes)
     factors = []
-    for word, mesh_axes in axes_by_word.items():
-        axis = mesh_axes[0] if len(mesh_axes) == 1 else mesh_axes
-        if word == "data" and set(mesh_axes) <= set(axes_by_word.get("fsdp", ())):
+    for word, along in target.items():
+        axis = along[0] if len(along) == 1 else along
+        if word == "data" and set(along) <= set(target.get("fsdp", ())):
             continue
         if word == "tensor":
             factors.append(Plan.tensor_parallel(axis, weights=weights))
@@ -91,8 +80,8 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
             factors.append(Plan.sequence_parallel(axis))
         else:
             factors.append(Plan.expert_parallel(axis))
-    batch = [name for word in _BATCH for name in axes_by_word.get(word, ())]
-    if batch and len(set(axes_by_word) - set(_BATCH)) > 0:
+    batch = [name for word in _BATCH for name in target.get(word, ())]
+    if batch and len(set(target) - set(_BATCH)) > 0:
         names = tuple(dict.fromkeys(batch))
         factors.append(Plan.batch_activations(names[0] if len(names) == 1 else names))
     plan = factors[0]
@@ -104,17 +93,11 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
 def spelled(text: str, axes: Mapping[str, int]) -> str:
     """A plan in words, each with its axes.
 
-    Args:
-        text: as `plan_of` takes it.
-        axes: of the mesh.
-
     Example:
         >>> spelled("fsdp,tensor", {"data": 16, "model": 16})
         'fsdp=data,tensor=model'
     """
-    return ",".join(
-        f"{word}={'+'.join(mesh_axes)}" for word, mesh_axes in _axes_by_word(text, axes).items()
-    )
+    return ",".join(f"{word}={'+'.join(along)}" for word, along in _wanted(text, axes).items())
 
 
 def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, int]:
@@ -125,7 +108,7 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
             devices along "data", or, where the plan splits layers too, the last part of the
             machine's grid along "model".
         machine: what the mesh is over.
-        plan: the words of the plan, if it is spelled in words.
+        plan: the words of the plan, if it is given by words.
 
     Raises:
         PlanCommandError: it is written otherwise, or the machine has other devices.
@@ -138,7 +121,7 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
         {'data': 4, 'model': 8}
     """
     if text is None:
-        words = {item.partition("=")[0] for item in (plan or "").split(",")}
+        words = {axis.partition("=")[0] for axis in (plan or "").split(",")}
         last = machine.shape[-1]
         if not words - set(_BATCH) & set(WORDS) or last == 1:
             return {"data": machine.size}
@@ -147,8 +130,8 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
         return {"data": machine.size // last, "model": last}
     axes: dict[str, int] = {}
     open_axis = None
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*(\w+)\s*(?:=\s*(\d+)\s*)?", item)
+    for axis in text.split(","):
+        match = re.fullmatch(r"\s*(\w+)\s*(?:=\s*(\d+)\s*)?", axis)
         if match is None or match[1] in axes or (not match[2] and open_axis) or match[2] == "0":
             raise PlanCommandError(
                 f"--axes {text!r}: write each axis once with its size, as in data=16,model=16; "
@@ -174,9 +157,6 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
 def bytes_of(text: str) -> int:
     """Read a size of memory.
 
-    Args:
-        text: such as "16GB" (decimal), "16GiB" (binary) or "16000000000".
-
     Raises:
         PlanCommandError: it is written otherwise.
 
@@ -188,17 +168,17 @@ def bytes_of(text: str) -> int:
     if match is None or (match[3] and not match[2]):
         raise PlanCommandError(f"--memory {text!r}: write a size such as 16GB or 16GiB")
     if not float(match[1]):
-        raise PlanCommandError(f"--memory {text!r}: a device needs memory for a step")
+        raise PlanCommandError(f"--memory {text!r}: a device without memory holds no step")
     unit = match[2].upper()
     scale = 1024 ** "KMGT".index(unit) * 1024 if match[3] else _SIZES[unit]
     return round(float(match[1]) * scale)
 
 
-def _axes_by_word(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Words and the axes that they take."""
-    axes_by_word: dict[str, tuple[str, ...]] = {}
-    for item in text.split(","):
-        word, named, axes_text = (field.strip() for field in item.partition("="))
+    target: dict[str, tuple[str, ...]] = {}
+    for axis in text.split(","):
+        word, named, along = (chunk.strip() for chunk in axis.partition("="))
         if word not in WORDS:
             close = difflib.get_close_matches(word, [*WORDS, "auto"], n=1)
             raise PlanCommandError(
@@ -207,25 +187,25 @@ def _axes_by_word(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ..
                 f"{', '.join(WORDS)}, with commas between, auto, and a plan of a script: "
                 "script.py:my_plan"
             )
-        if word in axes_by_word:
-            raise PlanCommandError(f"--plan {text!r} repeats {word!r}")
-        names = tuple(axes_text.split("+")) if named else _by_name(word, axes)
+        if word in target:
+            raise PlanCommandError(f"--plan {text!r} says {word!r} twice")
+        names = tuple(along.split("+")) if named else _by_name(word, axes)
         if unknown := [name for name in names if name not in axes]:
             raise PlanCommandError(
                 f"--plan {text!r}: the mesh has no axis {unknown[0]!r}; its axes are "
                 f"{', '.join(axes)}"
             )
-        axes_by_word[word] = names
-    for first in axes_by_word:
-        for second in axes_by_word:
-            both = set(axes_by_word[first]) & set(axes_by_word[second])
+        target[word] = names
+    for first in target:
+        for second in target:
+            both = set(target[first]) & set(target[second])
             if first < second and both and {first, second} not in _SHARED:
                 raise PlanCommandError(
                     f"--plan {text!r}: {first} and {second} both take axis {both.pop()!r} of "
                     f"{', '.join(axes)}; give the mesh more axes (--axes data=..,model=..), or "
                     f"name them ({first}=..,{second}=..)"
                 )
-    return axes_by_word
+    return target
 
 
 def _by_name(word: str, axes: Mapping[str, int]) -> tuple[str, ...]:

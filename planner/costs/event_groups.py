@@ -53,10 +53,10 @@ def _neighbours(events: Iterable[TimelineEvent]) -> list[TimelineEvent]:
 
 
 def _stretch(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
-    found: dict[tuple[str, tuple[str, ...]], list[TimelineEvent]] = {}
+    stretch: dict[tuple[str, tuple[str, ...]], list[TimelineEvent]] = {}
     for event in events:
-        found.setdefault(_key(event), []).append(event)
-    return [_together(alike) for alike in found.values()]
+        stretch.setdefault(_key(event), []).append(event)
+    return [_together(same) for same in stretch.values()]
 
 
 def _together(events: Sequence[TimelineEvent]) -> TimelineEvent:

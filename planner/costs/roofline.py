@@ -83,31 +83,17 @@ def busy_seconds(compute: float, memory: float, platform: str) -> float:
 
 
 def overlaps(chip: Chip) -> bool:
-    """Whether collectives can run beside computing: not where the cores do both.
-
-    Args:
-        chip: any.
-    """
+    """Whether collectives can run beside computing: not where the cores do both."""
     return chip.platform != "cpu"
 
 
 def new_memory_seconds(held: float, chip: Chip) -> float:
-    """How long a step takes to be given its temporaries anew: of virtual devices, if they are many.
-
-    Args:
-        held: bytes of temporaries on one device.
-        chip: that they are on.
-    """
+    """Seconds to allocate a step's temporaries anew: of virtual devices, if they are many."""
     return held / chip.fresh if chip.fresh and held > chip.kept else 0.0
 
 
 def op_time(op: DeviceOp, mesh: Mesh, chip: Chip | None = None) -> OpTime:
     """Seconds of one run of an operation.
-
-    Args:
-        op: of a device's program.
-        mesh: that it runs on.
-        chip: of the mesh, if it is known.
 
     Raises:
         ShardingError: it is a collective that there is not, or along axes that there are not.
@@ -128,10 +114,6 @@ def op_time(op: DeviceOp, mesh: Mesh, chip: Chip | None = None) -> OpTime:
 def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[TimelineEvent, ...]]:
     """Estimate the seconds of a step.
 
-    Args:
-        program: what one device does.
-        mesh: that it runs on, over devices that are here or described.
-
     Returns:
         The estimate, and the step in order, without overlap, in at most 200 events.
 
@@ -141,14 +123,14 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
     chip = topology_of(mesh).chip
     ops = (*_first_touched(program, chip), *program.ops)
     times = _waited(ops, [op_time(op, mesh, chip) for op in ops], mesh, chip)
-    compute = sum(op.times * one.compute for op, one in zip(ops, times, strict=True))
-    memory = sum(op.times * one.memory for op, one in zip(ops, times, strict=True))
-    busy = sum(op.times * one.busy for op, one in zip(ops, times, strict=True))
+    compute = sum(op.times * time.compute for op, time in zip(ops, times, strict=True))
+    memory = sum(op.times * time.memory for op, time in zip(ops, times, strict=True))
+    busy = sum(op.times * time.busy for op, time in zip(ops, times, strict=True))
     collectives: defaultdict[str, float] = defaultdict(float)
-    for op, one in zip(ops, times, strict=True):
+    for op, time in zip(ops, times, strict=True):
         if op.is_collective:
             ordered = [name for name in mesh.axis_names if name in op.axes]
-            collectives["+".join(ordered)] += op.times * one.collective
+            collectives["+".join(ordered)] += op.times * time.collective
     serial = busy + sum(collectives.values())
     # The same terms summed in another order: rounding must not make overlap take longer.
     overlapped = min(serial, _overlapped(ops, times)) if overlaps(chip) else serial
@@ -182,18 +164,18 @@ def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip
     """
     if not chip.waits:
         return times
-    found, before, work = list[OpTime](), frozenset[str](), 0.0
-    for op, one in zip(ops, times, strict=True):
+    result, before, work = list[OpTime](), frozenset[str](), 0.0
+    for op, time in zip(ops, times, strict=True):
         if op.is_collective:
             axes = frozenset(op.axes)
             size = math.prod(mesh.shape[axis] for axis in axes | before)
-            part = min(1.0, work / chip.between) if chip.between else 1.0
-            wait = part * chip.waits.get(size, 0.0)
-            one, before, work = OpTime(collective=one.collective + wait), axes, 0.0
+            chunk = min(1.0, work / chip.between) if chip.between else 1.0
+            wait = chunk * chip.waits.get(size, 0.0)
+            time, before, work = OpTime(collective=time.collective + wait), axes, 0.0
         else:
-            work += one.busy
-        found.append(one)
-    return found
+            work += time.busy
+        result.append(time)
+    return result
 
 
 def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:
@@ -201,13 +183,13 @@ def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:
     talking: defaultdict[int, float] = defaultdict(float)
     first: defaultdict[int, float] = defaultdict(float)
     total = 0.0
-    for op, one in zip(ops, times, strict=True):
-        busy[op.scope] += op.times * one.busy
+    for op, time in zip(ops, times, strict=True):
+        busy[op.scope] += op.times * time.busy
         if op.waits:
-            total += op.times * one.collective
+            total += op.times * time.collective
         else:
-            talking[op.scope] += op.times * one.collective
-            first[op.scope] += one.collective
+            talking[op.scope] += op.times * time.collective
+            first[op.scope] += time.collective
     total += busy.pop(0, 0.0) + talking.pop(0, 0.0)
     for scope, computing in busy.items():
         once = min(first[scope], talking[scope])
@@ -224,8 +206,8 @@ def _limit(compute: float, memory: float, busy: float, collectives: dict[str, fl
 
 def _events(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> Iterable[TimelineEvent]:
     start = 0.0
-    for op, one in zip(ops, times, strict=True):
-        taken = op.times * one.seconds
+    for op, time in zip(ops, times, strict=True):
+        taken = op.times * time.seconds
         if taken:
             what = op.name if op.is_collective else "compute"
             yield TimelineEvent(what, op.axes, start, taken, op.live, op.line)

@@ -175,14 +175,11 @@ def chips() -> tuple[Chip, ...]:
         >>> {"v5e", "v5p", "h100"} <= {one.name for one in chips()}
         True
     """
-    return tuple(sorted(_CHIPS.values(), key=lambda one: (one.platform, one.name)))
+    return tuple(sorted(_CHIPS.values(), key=lambda value: (value.platform, value.name)))
 
 
 def chip_of_kind(kind: str) -> Chip:
     """Find the chip of a device that is here.
-
-    Args:
-        kind: its `device_kind`.
 
     Raises:
         ShardingError: no chip of the table is of that kind.

@@ -42,20 +42,20 @@ def ordered(
         ShardingError: no block of the machine has so many devices, or the axes do not span the
             slices.
     """
-    wanted, per_slice = math.prod(shape), math.prod(machine.shape)
+    target, per_slice = math.prod(shape), math.prod(machine.shape)
     if not machine.chip.links:
         if slices:
             raise ShardingError(
                 f"{machine.name} has no slices to lay along {', '.join(slices)}: leave them out"
             )
-        return np.array(machine.devices[:wanted], object).reshape(shape)
-    count = -(-wanted // per_slice)
+        return np.array(machine.devices[:target], object).reshape(shape)
+    count = -(-target // per_slice)
     if count == 1 and not (slices and math.prod(slices.values()) > 1):
         return meshes.DEVICE_MESH.found()(
-            shape, _block(machine, wanted), allow_split_physical_axes=True
+            shape, _block(machine, target), allow_split_physical_axes=True
         )
     over = _slices_of_axes(machine, shape, names, slices, count)
-    inside = [size // part for size, part in zip(shape, over, strict=True)]
+    inside = [size // chunk for size, chunk in zip(shape, over, strict=True)]
     devices = machine.devices[: math.prod(over) * per_slice]
     return meshes.HYBRID_MESH.found()(inside, over, devices, allow_split_physical_axes=True)
 
@@ -71,16 +71,16 @@ def _slices_of_axes(
     per_slice = math.prod(machine.shape)
     if slices is not None:
         over = [slices.get(name, 1) for name in names]
-        told = ", ".join(f"{name} {size}" for name, size in slices.items())
+        join = ", ".join(f"{name} {size}" for name, size in slices.items())
         unknown = sorted(set(slices) - set(names))
         if unknown:
             raise ShardingError(
                 f"slices are told for {', '.join(unknown)}; the axes are {', '.join(names)}"
             )
-        uneven = any(size % part for size, part in zip(shape, over, strict=True))
+        uneven = any(size % chunk for size, chunk in zip(shape, over, strict=True))
         if uneven or math.prod(over) * per_slice != math.prod(shape):
             raise ShardingError(
-                f"a mesh of shape {shape} does not span slices so: {told}. Each axis must be a "
+                f"a mesh of shape {shape} does not span slices so: {join}. Each axis must be a "
                 f"multiple of its slices, and their product {math.prod(shape) / per_slice:g}, as "
                 f"a slice of {machine.name} has {per_slice} devices"
             )
@@ -97,31 +97,31 @@ def _slices_of_axes(
     return over
 
 
-def _block(machine: Topology, wanted: int) -> Sequence[DescribedDevice]:
+def _block(machine: Topology, target: int) -> Sequence[DescribedDevice]:
     """The devices of a block of the grid: all of a slice, or the least stretched part of it."""
     grid = machine.shape
-    if wanted == math.prod(grid):
-        return machine.devices[:wanted]
+    if target == math.prod(grid):
+        return machine.devices[:target]
     choices = [
         sizes
         for sizes in itertools.product(
-            *([n for n in range(1, size + 1) if wanted % n == 0] for size in grid)
+            *([n for n in range(1, size + 1) if target % n == 0] for size in grid)
         )
-        if math.prod(sizes) == wanted
+        if math.prod(sizes) == target
     ]
     if not choices:
         raise ShardingError(
-            f"no block of {machine.name} has {wanted} devices: take a divisor of "
+            f"no block of {machine.name} has {target} devices: take a divisor of "
             f"{math.prod(grid)} that is a product of at most "
             f"{' x '.join(map(str, grid))}"
         )
 
     def stretched(sizes: tuple[int, ...]) -> tuple[Any, ...]:
         closed = wraps(machine.chip, grid)
-        whole = sum(
+        stretched = sum(
             one and size == full for one, size, full in zip(closed, sizes, grid, strict=True)
         )
-        return (sum(sizes) - whole, sizes)
+        return (sum(sizes) - stretched, sizes)
 
     best = min(choices, key=stretched)
     return [

@@ -16,10 +16,20 @@ data (4): nvlink of 2, 4.5e+11 bytes/s a device; network of 2, 5e+10 bytes/s a d
 Bandwidth is what leaves a device: of a ring both directions, of a line without wrap-around links
 one, since its ends have only one. Where an axis takes every other chip of a torus axis, its
 messages pass through the chips between, and groups share the links: `Way.shared`.
+
+How many messages share the busiest link of a torus, when groups are no blocks of its grid.
+
+Each device of a group sends to the next in the group's order, and to the one before it, all groups
+at once. Messages take the shortest way, one axis after the other.
+
+>>> line = np.array([[(0, 0, 0), (2, 0, 0)], [(1, 0, 0), (3, 0, 0)]])
+>>> busiest(line, np.zeros((2, 2), int), (4, 1), (False, False))
+2
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -33,7 +43,6 @@ from isoshard.core.layout.mesh_slices import slice_ids
 from isoshard.core.runtime.caches import cached
 
 from .topologies import Topology, topology_of
-from .torus_loads import busiest
 
 LinkKind = Literal["memory", "ici", "nvlink", "network", "dcn"]
 """Copies in one host's memory; links of a torus; a switch; the hosts' network; that of slices."""
@@ -184,7 +193,7 @@ def links_of(mesh: Mesh, axes: Sequence[str]) -> AxisLinks:
 
 @cached(1024)
 def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
-    machine, places = topology_of(mesh), _places(mesh)
+    machine, positions = topology_of(mesh), _places(mesh)
     size = math.prod(mesh.shape[name] for name in axes)
     if size == 1:
         return AxisLinks(axes, 1, (), True)
@@ -197,7 +206,7 @@ def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
         order = (*rest, *last, *range(mesh.devices.ndim, values.ndim))
         return values.transpose(order).reshape(-1, size, *inner)
 
-    hosts, parts = grouped(places.hosts), grouped(places.parts)
+    hosts, parts = grouped(positions.hosts), grouped(positions.parts)
     inside = bool((hosts == hosts[:, :1]).all())
     chip = machine.chip
     if chip.platform == "cpu":
@@ -210,7 +219,7 @@ def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     levels: list[LinkLevel] = []
     if chip.links:
         if inner > 1:
-            level, odd = _torus_level(machine, grouped(places.coords), parts, inner)
+            level, odd = _torus_level(machine, grouped(positions.coords), parts, inner)
             levels.append(level)
             note = "; ".join(filter(None, [note, odd]))
     elif inner > 1:
@@ -276,9 +285,9 @@ def _ways(
 ) -> tuple[Way, ...] | None:
     """The axes of the torus that groups span; None if groups are no equal blocks of the grid."""
     groups = [
-        coords[group][parts[group] == part]
+        coords[group][parts[group] == chunk]
         for group in range(len(coords))
-        for part in np.unique(parts[group])
+        for chunk in np.unique(parts[group])
     ]
     if any(len(group) != inner for group in groups):
         return None
@@ -289,13 +298,60 @@ def _ways(
         return None
     ways = []
     for axis, size in enumerate(machine.shape):
-        found = np.unique(every[0, :, axis])
-        if len(found) == 1:
+        unique = np.unique(every[0, :, axis])
+        if len(unique) == 1:
             continue
-        steps = np.unique(np.diff(found))
+        steps = np.unique(np.diff(unique))
         if len(steps) > 1:
             return None
         step = int(steps[0])
-        ring = machine.wraps[axis] and len(found) * step == size
-        ways.append(Way(len(found), ring, step))
+        ring = machine.wraps[axis] and len(unique) * step == size
+        ways.append(Way(len(unique), ring, step))
     return tuple(ways) if math.prod(way.size for way in ways) == inner else None
+
+
+def busiest(
+    coords: np.ndarray[Any, Any],
+    parts: np.ndarray[Any, Any],
+    grid: tuple[int, ...],
+    closed: tuple[bool, ...],
+) -> int:
+    """Count the messages on the busiest link in one direction.
+
+    Args:
+        coords: (group, device, axis): places in the grid.
+        parts: (group, device): slices; those of different slices do not talk here.
+        grid: sizes of the torus.
+        closed: which axes have wrap-around links.
+    """
+    loads: collections.Counter[tuple[int, ...]] = collections.Counter()
+    for group, positions in zip(coords.tolist(), parts.tolist(), strict=True):
+        members: dict[int, list[list[int]]] = {}
+        for at, chunk in zip(group, positions, strict=True):
+            members.setdefault(chunk, []).append(at)
+        for chunk, ring in members.items():
+            for current, there in zip(ring, [*ring[1:], ring[0]], strict=True):
+                if current != there:
+                    _count(loads, chunk, current, there, grid, closed)
+                    if len(ring) > 2:
+                        _count(loads, chunk, there, current, grid, closed)
+    return max(loads.values(), default=1)
+
+
+def _count(
+    loads: collections.Counter[tuple[int, ...]],
+    chunk: int,
+    current: list[int],
+    there: list[int],
+    grid: tuple[int, ...],
+    closed: tuple[bool, ...],
+) -> None:
+    at = list(current)
+    for axis, size in enumerate(grid):
+        ahead = there[axis] - at[axis]
+        if closed[axis] and abs(ahead) * 2 > size:
+            ahead -= size if ahead > 0 else -size
+        step = 1 if ahead > 0 else -1
+        for _ in range(abs(ahead)):
+            loads[(chunk, axis, step, *at)] += 1
+            at[axis] = (at[axis] + step) % size

@@ -83,14 +83,7 @@ class HostRates:
 
 
 def cpu_chip(devices: int) -> Chip:
-    """The chip of one of several virtual devices of this host.
-
-    Args:
-        devices: how many share the host.
-
-    Returns:
-        A chip whose rates are the host's over the number of devices.
-    """
+    """The chip of one of several virtual devices of this host."""
     host = host_rates()
     rate, bandwidth = host.flops / devices, host.bandwidth / devices
     copied = {
@@ -113,11 +106,6 @@ def cpu_chip(devices: int) -> Chip:
 
 def of_size(measured: Mapping[int, float], size: int, *, grows: bool = True) -> float:
     """What was measured for groups of a size, or for the next larger.
-
-    Args:
-        measured: by size.
-        size: of a group.
-        grows: whether it grows with the size beyond what was measured.
 
     Example:
         >>> of_size({2: 1.0, 4: 3.0}, 3), of_size({2: 1.0, 4: 3.0}, 8), of_size({}, 8)
@@ -188,7 +176,7 @@ def _meetings(devices: list[Any]) -> tuple[dict[int, float], dict[int, float], f
     for each other differs from run to run: the lower quartile counts. Of the work it is the fastest
     run, as in all rates, in which no core idles.
     """
-    sizes, found, once = _sizes(len(devices)), list[dict[int, float]](), 0.0
+    sizes, result, meetings = _sizes(len(devices)), list[dict[int, float]](), 0.0
     for layer in (_nothing, _layer):
         few, *many = (
             _Bench(devices, size).prepared(_layers(layer, every), (_WIDTH, _WIDTH))
@@ -196,11 +184,11 @@ def _meetings(devices: list[Any]) -> tuple[dict[int, float], dict[int, float], f
         )
         taken = [[_timed(run) for run in (few, *many)] for _ in range(_TURNS)]
         alone, *together = zip(*taken, strict=True)
-        once = min(alone)
-        more = (max(0.0, statistics.quantiles(times)[0] - once) for times in together)
-        found.append({size: one / (_MEETINGS - 2) for size, one in zip(sizes, more, strict=True)})
-    bare, met = found
-    return bare, {size: max(0.0, met[size] - bare[size]) for size in sizes}, once / _MEETINGS
+        meetings = min(alone)
+        more = (max(0.0, statistics.quantiles(times)[0] - meetings) for times in together)
+        result.append({size: one / (_MEETINGS - 2) for size, one in zip(sizes, more, strict=True)})
+    bare, met = result
+    return bare, {size: max(0.0, met[size] - bare[size]) for size in sizes}, meetings / _MEETINGS
 
 
 def _layers(
@@ -210,10 +198,10 @@ def _layers(
 
     def run(x: jax.Array) -> jax.Array:
         y = x
-        for number in range(_MEETINGS):
+        for index in range(_MEETINGS):
             y = layer(y, x)
             few = y[:4]
-            few = few + 1 if number % every else jax.lax.psum(few, _Bench.axis)
+            few = few + 1 if index % every else jax.lax.psum(few, _Bench.axis)
             y = jax.lax.dynamic_update_slice(y, jnp.tanh(few), (0, 0))
         return y
 
@@ -245,9 +233,11 @@ def _held(bytes_: int) -> Callable[[jax.Array], jax.Array]:
     """A temporary of so many bytes, written once: what a loop changes has memory of its own."""
 
     def run(x: jax.Array) -> jax.Array:
-        held = jnp.broadcast_to(x[:1], (bytes_ // 4,))
-        held = jax.lax.fori_loop(0, 2, lambda at, y: y.at[at].set(y[at + 1] + 1), held)
-        return _one_of(held, x)
+        broadcast_to = jnp.broadcast_to(x[:1], (bytes_ // 4,))
+        broadcast_to = jax.lax.fori_loop(
+            0, 2, lambda at, y: y.at[at].set(y[at + 1] + 1), broadcast_to
+        )
+        return _one_of(broadcast_to, x)
 
     return run
 
@@ -257,8 +247,8 @@ def _gathered(x: jax.Array, count: int) -> jax.Array:
 
 
 def _scattered(x: jax.Array, count: int) -> jax.Array:
-    part = jax.lax.psum_scatter(x, _Bench.axis, tiled=True)
-    return jnp.pad(part, (0, x.size - part.size))
+    scattered = jax.lax.psum_scatter(x, _Bench.axis, tiled=True)
+    return jnp.pad(scattered, (0, x.size - scattered.size))
 
 
 def _summed(x: jax.Array, count: int) -> jax.Array:
@@ -325,21 +315,21 @@ class _Bench:
         """
         spec = PartitionSpec(self.mesh.axis_names)
         first, *rest = shape
-        whole = np.ones((first * self.mesh.size, *rest), np.float32)
+        full = np.ones((first * self.mesh.size, *rest), np.float32)
         layout = NamedSharding(self.mesh, spec)
-        given = jax.device_put(whole, layout)
+        device_put = jax.device_put(full, layout)
         if arrays:
-            given = tuple(jax.device_put(whole, layout) for _ in range(arrays))
+            device_put = tuple(jax.device_put(full, layout) for _ in range(arrays))
         on_each = jax.shard_map(
             function, mesh=self.mesh, in_specs=(spec,), out_specs=spec, check_vma=False
         )
         donated = 0 if arrays else ()
-        compiled = jax.jit(on_each, donate_argnums=donated).lower(given).compile()
+        compiled = jax.jit(on_each, donate_argnums=donated).lower(device_put).compile()
 
         def run() -> None:
-            nonlocal given
-            result = jax.block_until_ready(compiled(given))
-            given = result if arrays else given
+            nonlocal device_put
+            result = jax.block_until_ready(compiled(device_put))
+            device_put = result if arrays else device_put
 
         run()
         return run
@@ -347,13 +337,7 @@ class _Bench:
     def seconds(
         self, function: Callable[[Any], Any], shape: tuple[int, ...], *, arrays: int = 0
     ) -> float:
-        """Of the fastest of several runs: others share the cores.
-
-        Args:
-            function: as `prepared` takes it.
-            shape: as well.
-            arrays: as well.
-        """
+        """Of the fastest of several runs: others share the cores."""
         return _fastest(self.prepared(function, shape, arrays=arrays))
 
 

@@ -22,12 +22,7 @@ from .chips import Chip
 
 
 def wraps(chip: Chip, grid: tuple[int, ...]) -> tuple[bool, ...]:
-    """Which axes of a torus have wrap-around links.
-
-    Args:
-        chip: of the torus.
-        grid: its sizes.
-    """
+    """Which axes of a torus have wrap-around links."""
     if not chip.links or not chip.wrap:
         return (False,) * len(grid)
     closed = tuple(size % chip.wrap == 0 for size in grid)
@@ -39,10 +34,6 @@ def host_grid(chip: Chip, grid: tuple[int, ...]) -> tuple[int, ...]:
 
     Eight chips of v5e or v6e in one slice are one host's; of larger slices each host, a VM, has
     four, which is also how libtpu describes them.
-
-    Args:
-        chip: of the torus.
-        grid: the sizes of the slice.
     """
     if not chip.host or len(chip.host) != len(grid):
         return (1,) * (len(grid) - 1) + (min(grid[-1], chip.per_host),)
@@ -53,12 +44,6 @@ def host_grid(chip: Chip, grid: tuple[int, ...]) -> tuple[int, ...]:
 
 def check_grid(chip: Chip, grid: tuple[int, ...], slices: int, text: str) -> tuple[int, ...]:
     """See that a machine can be had.
-
-    Args:
-        chip: what it is made of.
-        grid: as given.
-        slices: how many of these are joined.
-        text: as given, for the message.
 
     Returns:
         The grid; GPUs of one host get that host as a first axis.

@@ -88,7 +88,7 @@ class Topology:
 
     def _device(self, number: int) -> DescribedDevice:
         per_slice = math.prod(self.shape)
-        part, within = divmod(number, per_slice)
+        device, within = divmod(number, per_slice)
         at = tuple(int(axis) for axis in np.unravel_index(within, self.shape))
         blocks = host_grid(self.chip, self.shape)
         place = [axis // block for axis, block in zip(at, blocks, strict=True)]
@@ -99,11 +99,11 @@ class Topology:
         if self.chip.links:
             at = (*at, *(0,) * (3 - len(at)))
         elif self.chip.platform == "gpu":
-            part = number // math.prod(self.shape[1:])
+            device = number // math.prod(self.shape[1:])
             if self.chip.domain and len(self.shape) < 3:
-                part = 0
+                device = 0
         return DescribedDevice(
-            number, at, host + (number // per_slice) * math.prod(grid), part, self
+            number, at, host + (number // per_slice) * math.prod(grid), device, self
         )
 
     def mesh(
@@ -140,10 +140,10 @@ class Topology:
                 f"a mesh of shape {tuple(shape)} has {len(shape)} axes, and {len(axis_names)} "
                 f"names are given: {', '.join(axis_names)}"
             )
-        wanted = math.prod(shape)
-        if wanted > self.size:
+        target = math.prod(shape)
+        if target > self.size:
             raise ShardingError(
-                f"a mesh of shape {tuple(shape)} has {wanted} devices, and {self.name} has "
+                f"a mesh of shape {tuple(shape)} has {target} devices, and {self.name} has "
                 f"{self.size}: make the mesh smaller, or take a larger machine"
             )
         grid = ordered(self, tuple(shape), tuple(axis_names), slices)
@@ -168,15 +168,15 @@ def topology(text: str) -> Topology:
         >>> topology("v5e:2*16x16").size
         512
     """
-    found = re.fullmatch(r"(?P<chip>\w+):(?:(?P<slices>\d+)\*)?(?P<grid>\d+(?:x\d+)*)", text)
-    if found is None:
+    match = re.fullmatch(r"(?P<chip>\w+):(?:(?P<slices>\d+)\*)?(?P<grid>\d+(?:x\d+)*)", text)
+    if match is None:
         raise ShardingError(
             f"{text!r} is no topology: write a chip and its grid, such as 'v5e:16x16', "
             "'h100:2x8' (hosts x devices of one) or 'cpu:64', with slices before the grid as in "
             "'v5e:2*16x16'"
         )
-    grid = tuple(map(int, found["grid"].split("x")))
-    made_of, slices = chip(found["chip"]), int(found["slices"] or 1)
+    grid = tuple(map(int, match["grid"].split("x")))
+    made_of, slices = chip(match["chip"]), int(match["slices"] or 1)
     return _made(text, made_of, check_grid(made_of, grid, slices, text), slices)
 
 
@@ -214,12 +214,36 @@ def _of_devices(mesh: Mesh) -> Topology:
         return _made(f"cpu:{mesh.size}", cpu_chip(mesh.size), (mesh.size,), 1)
     made_of = chip_of_kind(first.device_kind)
     every = first.client.devices()
-    parts = max(1, len({getattr(one, "slice_index", 0) for one in every}))
+    parts = max(1, len({getattr(device, "slice_index", 0) for device in every}))
     if made_of.links:
-        places = np.array([one.coords for one in every])
-        shape = tuple(int(size) for size in np.ptp(places, axis=0) + 1)[: made_of.links]
+        positions = np.array([device.coords for device in every])
+        shape = tuple(int(size) for size in np.ptp(positions, axis=0) + 1)[: made_of.links]
         name = f"{parts}*" * (parts > 1) + "x".join(map(str, shape))
         return _made(f"{made_of.name}:{name}", made_of, shape, parts)
     hosts = max(parts, -(-len(every) // made_of.per_host))
     shape = (hosts, max(1, len(every) // hosts))
     return _made(f"{made_of.name}:{shape[0]}x{shape[1]}", made_of, shape, 1)
+
+
+def device_memory(mesh: Mesh, memory: object = None) -> int:
+    """The bytes that one device may use: those given, else those of its chip.
+
+    Args:
+        mesh: over devices that are here or described.
+        memory: bytes; None for the chip's.
+
+    Raises:
+        ValueError: `memory` is no number of bytes.
+
+    >>> mesh = topology("v5e:2x4").mesh((8,), ("data",))
+    >>> device_memory(mesh), device_memory(mesh, 8 * 10**9)
+    (16000000000, 8000000000)
+    """
+    if memory is None:
+        return topology_of(mesh).chip.memory
+    if isinstance(memory, bool) or not isinstance(memory, int | float) or not memory > 0:
+        raise ValueError(
+            f"memory= is the bytes that one device may use, such as 16 * 10**9, not {memory!r}; "
+            "leave it out for what the chip has"
+        )
+    return int(memory)

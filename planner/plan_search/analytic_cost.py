@@ -19,25 +19,19 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from ..axes.factor_layouts import ArrayLayout
 from ..costs.roofline import new_memory_seconds, overlaps
 from ..machine.topologies import topology_of
-from .axis_parts import AxisParts
+from ..propagation.factors import ArraySharding
 from .condensed_program import CondensedProgram, OpKind, ValueKind
-from .link_rates import LinkRates
 from .named_dimensions import LeafGroup
-from .op_costs import OpCost, OpCosts, placed
+from .op_costs import AxisParts, LinkRates, OpCost, OpCosts, placed
 
 TINY = 1 << 18
 """Parameters of fewer bytes rest split only along what is computed split."""
 
 
 def is_tiny(group: LeafGroup) -> bool:
-    """Whether parameters are so small (biases, scales) that it saves nothing to keep them split.
-
-    Args:
-        group: of parameters.
-    """
+    """Whether parameters are so small (biases, scales) that it saves nothing to keep them split."""
     sizes = zip(group.shape, group.dimensions, strict=True)
     return math.prod(size for size, dimension in sizes if dimension >= 0) * group.itemsize < TINY
 
@@ -92,7 +86,7 @@ class AnalyticCost:
         self,
         program: CondensedProgram,
         mesh: Mesh,
-        forced: Mapping[int, ArrayLayout] | None = None,
+        forced: Mapping[int, ArraySharding] | None = None,
     ) -> None:
         """Nothing is computed yet."""
         self.program = program
@@ -105,8 +99,8 @@ class AnalyticCost:
         self._op_costs = OpCosts(program.values, self.parts, self.rates, self.chip)
         self._costs: list[dict[tuple[int, ...], OpCost]] = [{} for _ in program.ops]
         self._layouts: dict[tuple[int, object], int] = {}
-        self._numbers: dict[ArrayLayout, int] = {}
-        self._known: list[ArrayLayout] = []
+        self._numbers: dict[ArraySharding, int] = {}
+        self._known: list[ArraySharding] = []
         self._shares: list[int] = []
         self._bytes = [kind.bytes for kind in program.values]
         self._places = [placed(op) for op in program.ops]
@@ -119,28 +113,24 @@ class AnalyticCost:
             for dimension in group.dimensions
         }
         self._spread = {
-            (dimension, number)
+            (dimension, index)
             for group in program.dimensions.groups
-            for dimension, whole in zip(group.dimensions, group.shape, strict=True)
-            for number, size in enumerate(self.sizes)
-            if whole % size == 0
+            for dimension, full in zip(group.dimensions, group.shape, strict=True)
+            for index, size in enumerate(self.sizes)
+            if full % size == 0
         }
 
     def of(self, choice: Choice) -> ChoiceCost:
-        """Evaluate a choice.
-
-        Args:
-            choice: over this mesh's axes.
-        """
+        """Evaluate a choice."""
         program = self.program
         groups = [self._group(n, choice) for n in range(len(program.dimensions.groups))]
         layouts = [self._value(n, kind, choice, groups) for n, kind in enumerate(program.values)]
         layouts.append(self._none)
         shares = self._shares
-        each = [size / shares[one] for size, one in zip(self._bytes, layouts, strict=False)]
+        each = [size / shares[layout] for size, layout in zip(self._bytes, layouts, strict=False)]
         busy = [
-            sum(each[n] * count for n, count in one.items()) / self._op_costs.bandwidth
-            for one in program.traffic
+            sum(each[n] * count for n, count in use.items()) / self._op_costs.bandwidth
+            for use in program.traffic
         ]
         talking, sent_in = dict[tuple[int, ...], float](), [0.0, 0.0]
         once: dict[tuple[int, tuple[int, ...], float], _Gather] = {}
@@ -150,15 +140,13 @@ class AnalyticCost:
             talking[axes] = talking.get(axes, 0.0) + seconds
             sent_in[op.looped] += seconds
 
-        for number, op in enumerate(program.ops):
-            mine = tuple([layouts[one] for one in self._arrays[number]])
-            cost = self._costs[number].get(mine)
+        for index, op in enumerate(program.ops):
+            mine = tuple([layouts[array] for array in self._arrays[index]])
+            cost = self._costs[index].get(mine)
             if cost is None:
-                known = [self._known[one] for one in mine]
-                cost = self._costs[number][mine] = self._op_costs.of(
-                    op, known, self._places[number]
-                )
-            times = program.times[number]
+                costs = [self._known[one] for one in mine]
+                cost = self._costs[index][mine] = self._op_costs.of(op, costs, self._places[index])
+            times = program.times[index]
             busy[op.looped] += cost.busy * times
             for array, axes, seconds, sent in cost.moves:
                 largest = max(largest, sent)
@@ -171,12 +159,14 @@ class AnalyticCost:
                     talk(op, axes, seconds * times)
         for (kind, axes, _), held in once.items():
             talk(held.op, axes, held.seconds * min(held.times, program.counts[kind]))
-        alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
+        alive = (sum(each[n] * count for n, count in moment.items()) for moment in program.moments)
         held = max(alive, default=0.0) + largest
         busy[0] += new_memory_seconds(held, self.chip)
         looped = max if overlaps(self.chip) else sum
         total = busy[0] + sent_in[0] + looped((busy[1], sent_in[1]))
-        resting = sum(size / shares[one] for size, one in zip(program.resting, groups, strict=True))
+        resting = sum(
+            size / shares[group] for size, group in zip(program.resting, groups, strict=True)
+        )
         return ChoiceCost(total, program.rest + resting + held, sum(busy), talking)
 
     def least_seconds(self) -> float:
@@ -186,62 +176,52 @@ class AnalyticCost:
             total += times * op.flops / self._op_costs.peak(op.dtype)
         return total / math.prod(self.sizes)
 
-    def group_layout(self, number: int, choice: Choice) -> ArrayLayout:
-        """How a group of parameters, or an array of the batch, rests.
-
-        Args:
-            number: of the group.
-            choice: what is chosen.
-        """
-        layout = self.parts.joined(self._known[self._group(number, choice)])
+    def group_layout(self, index: int, choice: Choice) -> ArraySharding:
+        """How a group of parameters, or an array of the batch, rests."""
+        layout = self.parts.joined(self._known[self._group(index, choice)])
         assert layout is not None
         return layout
 
-    def output_layout(self, module: str, choice: Choice) -> ArrayLayout | None:
-        """How the output of a module lies; None: it is split by a part of a mesh axis.
-
-        Args:
-            module: its name.
-            choice: what is chosen.
-        """
-        number = self.program.modules[module]
+    def output_layout(self, module: str, choice: Choice) -> ArraySharding | None:
+        """How the output of a module lies; None: it is split by a part of a mesh axis."""
+        index = self.program.modules[module]
         groups = [self._group(n, choice) for n in range(len(self.program.dimensions.groups))]
-        value = self._value(number, self.program.values[number], choice, groups)
+        value = self._value(index, self.program.values[index], choice, groups)
         return self.parts.joined(self._known[value])
 
-    def _number(self, layout: ArrayLayout) -> int:
-        number = self._numbers.get(layout)
-        if number is None:
-            number = self._numbers[layout] = len(self._known)
+    def _number(self, layout: ArraySharding) -> int:
+        result = self._numbers.get(layout)
+        if result is None:
+            result = self._numbers[layout] = len(self._known)
             self._known.append(layout)
             sizes = self.parts.sizes
-            self._shares.append(math.prod(sizes[one] for split in layout for one in split))
-        return number
+            self._shares.append(math.prod(sizes[axis] for split in layout for axis in split))
+        return result
 
-    def _group(self, number: int, choice: Choice) -> int:
-        if number in self.forced:
-            return self._number(self.parts.split(self.forced[number]))
-        stored = tuple([number in one for one in choice.stored])
-        key = (-1 - number, (choice.split, stored))
-        found = self._layouts.get(key)
-        if found is not None:
-            return found
-        group = self.program.dimensions.groups[number]
+    def _group(self, index: int, choice: Choice) -> int:
+        if index in self.forced:
+            return self._number(self.parts.split(self.forced[index]))
+        stored = tuple([index in one for one in choice.stored])
+        key = (-1 - index, (choice.split, stored))
+        result = self._layouts.get(key)
+        if result is not None:
+            return result
+        group = self.program.dimensions.groups[index]
         order = tuple(sorted(range(len(group.shape)), key=lambda n: (group.strands[n], n)))
         split = choice.split
         if group.role != "input" and is_tiny(group):
-            split = tuple(self._computed(one) for one in split)
+            split = tuple(self._computed(axis) for axis in split)
         layout = self._chosen(group.shape, group.dimensions, order, split)
-        used = {one for split in layout for one in split}
-        rest = [n for n, here in enumerate(stored) if here and n not in used]
+        used = {axis for split in layout for axis in split}
+        rest = [n for n, current in enumerate(stored) if current and n not in used]
         if rest and group.role != "input":
             self._store(group, layout, rest)
-        found = self._layouts[key] = self._number(self.parts.split(tuple(layout)))
-        return found
+        result = self._layouts[key] = self._number(self.parts.split(tuple(layout)))
+        return result
 
     def _computed(self, split: tuple[int, ...]) -> tuple[int, ...]:
         """The dimensions that values with a batch are split along, too."""
-        first = next((n for n, one in enumerate(split) if one in self._batch), len(split))
+        first = next((n for n, axis in enumerate(split) if axis in self._batch), len(split))
         return split[: first + 1]
 
     def _store(self, group: LeafGroup, layout: list[tuple[int, ...]], rest: Sequence[int]) -> None:
@@ -251,18 +231,18 @@ class AnalyticCost:
             layout[together] = (*layout[together], *rest)
             return
         for one in rest:
-            place = self._largest(group, layout, self.sizes[one])
-            if place is not None:
-                layout[place] = (*layout[place], one)
+            index = self._largest(group, layout, self.sizes[one])
+            if index is not None:
+                layout[index] = (*layout[index], one)
 
     def _largest(
         self, group: LeafGroup, layout: Sequence[tuple[int, ...]], size: int
     ) -> int | None:
         best = None
-        for axis, whole in enumerate(group.shape):
-            before = math.prod(self.sizes[one] for one in layout[axis])
-            if group.dimensions[axis] >= 0 and whole % (before * size) == 0:
-                key = (bool(layout[axis]), -whole / before, axis)
+        for axis, full in enumerate(group.shape):
+            before = math.prod(self.sizes[split] for split in layout[axis])
+            if group.dimensions[axis] >= 0 and full % (before * size) == 0:
+                key = (bool(layout[axis]), -full / before, axis)
                 best = key if best is None else min(best, key)
         return None if best is None else best[2]
 
@@ -276,63 +256,63 @@ class AnalyticCost:
         """What splits a group, by whole mesh axes."""
         layout: list[tuple[int, ...]] = [()] * len(shape)
         left = list(shape)
-        for number, wanted in enumerate(split):
-            for dimension in wanted:
-                axis = self._whole(dimension, number, dimensions, order, left)
+        for index, target in enumerate(split):
+            for dimension in target:
+                axis = self._whole(dimension, index, dimensions, order, left)
                 if axis is not None:
-                    layout[axis] += (number,)
-                    left[axis] //= self.sizes[number]
+                    layout[axis] += (index,)
+                    left[axis] //= self.sizes[index]
                     break
         return layout
 
     def _whole(
         self,
         dimension: int,
-        number: int,
+        index: int,
         dimensions: Sequence[int],
         order: Sequence[int],
         left: Sequence[int],
     ) -> int | None:
         """The axis that a mesh axis divides, of those of one dimension."""
-        size = self.sizes[number]
+        size = self.sizes[index]
         return next((n for n in order if dimensions[n] == dimension and left[n] % size == 0), None)
 
-    def _spread_to(self, kind: ValueKind, split: Sequence[Sequence[int]]) -> ArrayLayout:
+    def _spread_to(self, kind: ValueKind, split: Sequence[Sequence[int]]) -> ArraySharding:
         """What splits a value, by parts of mesh axes."""
         layout: list[tuple[int, ...]] = [()] * len(kind.shape)
         left = list(kind.shape)
         sizes = self.parts.sizes
-        for number, wanted in enumerate(split):
-            for dimension in wanted:
-                axis = self._whole(dimension, number, kind.dimensions, kind.order, left)
+        for index, target in enumerate(split):
+            for dimension in target:
+                axis = self._whole(dimension, index, kind.dimensions, kind.order, left)
                 axes = [] if axis is None else [axis]
-                if axis is None and (dimension, number) in self._spread:
+                if axis is None and (dimension, index) in self._spread:
                     outer = [n for n in kind.order if kind.dimensions[n] == dimension]
                     inner = [n for n, one in enumerate(kind.inside) if dimension in one]
                     axes = [*outer[:1], *(n for n in inner if n not in outer)] if outer else []
-                parts = list(self.parts.of[number])
-                for here in axes:
-                    while parts and left[here] % sizes[parts[0]] == 0:
-                        left[here] //= sizes[parts[0]]
-                        layout[here] += (parts.pop(0),)
-                    if left[here] > 1:
+                parts = list(self.parts.of[index])
+                for current in axes:
+                    while parts and left[current] % sizes[parts[0]] == 0:
+                        left[current] //= sizes[parts[0]]
+                        layout[current] += (parts.pop(0),)
+                    if left[current] > 1:
                         break
-                if axis is not None or len(parts) < len(self.parts.of[number]):
+                if axis is not None or len(parts) < len(self.parts.of[index]):
                     break
         return tuple(layout)
 
-    def _value(self, number: int, kind: ValueKind, choice: Choice, groups: Sequence[int]) -> int:
-        key = (number, groups[kind.group] if kind.group >= 0 else choice.split)
-        found = self._layouts.get(key)
-        if found is not None:
-            return found
+    def _value(self, index: int, kind: ValueKind, choice: Choice, groups: Sequence[int]) -> int:
+        key = (index, groups[kind.group] if kind.group >= 0 else choice.split)
+        value = self._layouts.get(key)
+        if value is not None:
+            return value
         if kind.group >= 0:
-            whole = self._known[groups[kind.group]]
+            full = self._known[groups[kind.group]]
             layout = tuple(
-                whole[place] if place >= 0 and size > 1 else ()
-                for place, size in zip(kind.places, kind.shape, strict=True)
+                full[index] if index >= 0 and size > 1 else ()
+                for index, size in zip(kind.places, kind.shape, strict=True)
             )
         else:
             layout = self._spread_to(kind, choice.split)
-        found = self._layouts[key] = self._number(layout)
-        return found
+        value = self._layouts[key] = self._number(layout)
+        return value

@@ -79,23 +79,23 @@ class BeamSearch:
         self._groups = groups
         self._storable = frozenset(
             n
-            for n, one in enumerate(groups)
-            if one.role != "input" and n not in cost.forced and not is_tiny(one)
+            for n, group in enumerate(groups)
+            if group.role != "input" and n not in cost.forced and not is_tiny(group)
         )
-        whole = sum(cost.program.resting)
-        self._large = [n for n in sorted(self._storable) if cost.program.resting[n] > whole / 100]
+        full = sum(cost.program.resting)
+        self._large = [n for n in sorted(self._storable) if cost.program.resting[n] > full / 100]
         self._heavy = {
             dimension
-            for dimension in {one for group in groups for one in group.dimensions}
+            for dimension in {dimension for group in groups for dimension in group.dimensions}
             if sum(
                 size
                 for group, size in zip(groups, cost.program.resting, strict=True)
                 if dimension in group.dimensions
             )
-            > whole / 10
+            > full / 10
         }
         self._batch = _distinct(
-            one for group in groups if group.role == "input" for one in group.dimensions
+            dimension for group in groups if group.role == "input" for dimension in group.dimensions
         )
         self._known = self._weighed()
         self._names = self._alike()
@@ -107,9 +107,6 @@ class BeamSearch:
 
     def run(self, count: int = WIDTH) -> list[Scored]:
         """Find the best choices.
-
-        Args:
-            count: how many to give.
 
         Returns:
             The best, best first; of each strategy the best one.
@@ -127,15 +124,10 @@ class BeamSearch:
 
     def leanest(self) -> float:
         """The least bytes that a choice needs, of those that were evaluated."""
-        return min(one.cost.memory for one in self.seen.values())
+        return min(plan.cost.memory for plan in self.seen.values())
 
     def around(self, choice: Choice, count: int) -> list[Scored]:
-        """The best choices that differ from one by a single change, and in what they lay out.
-
-        Args:
-            choice: what is chosen.
-            count: how many to give.
-        """
+        """The best choices that differ from one by a single change, and in what they lay out."""
 
         def what(one: Choice) -> object:
             return self.layouts(one), self.strategy(one)
@@ -150,16 +142,16 @@ class BeamSearch:
             return {}
         batch, *others = self._batch
         forms: dict[str, list[AxisUse]] = {"data": [((batch,), False)], "FSDP": [((batch,), True)]}
-        found = {name: [roles * self._axes] for name, roles in forms.items()}
+        result = {name: [roles * self._axes] for name, roles in forms.items()}
         if self._axes > 1:
             inner = (tuple(n for n in one if n not in self._batch) for one, _ in self._roles())
             last: list[AxisUse] = [(one, False) for one in dict.fromkeys(inner) if one]
-            most, whole = (forms[name] * (self._axes - 1) for name in ("FSDP", "data"))
-            found["FSDP x tensor"] = [[*most, one] for one in last]
-            found["tensor"] = [[*whole, one] for one in last]
-            found["sequence"] = [[*most, ((one,), True)] for one in others[:1]]
+            most, full = (forms[name] * (self._axes - 1) for name in ("FSDP", "data"))
+            result["FSDP x tensor"] = [[*most, one] for one in last]
+            result["tensor"] = [[*full, one] for one in last]
+            result["sequence"] = [[*most, ((other,), True)] for other in others[:1]]
         best = {
-            name: self._best(map(self._choice, roles), 1) for name, roles in found.items() if roles
+            name: self._best(map(self._choice, roles), 1) for name, roles in result.items() if roles
         }
         return {name: scored[0] for name, scored in best.items()}
 
@@ -168,8 +160,8 @@ class BeamSearch:
         if found is None:
             cost = self.cost.of(choice)
             odd = sum(min(len(one), len(self._storable - one)) for one in choice.stored)
-            said = sum(map(len, choice.split)) + sum(map(bool, choice.stored)) + odd
-            score = cost.seconds * (1 + EACH_RULE * said)
+            complexity = sum(map(len, choice.split)) + sum(map(bool, choice.stored)) + odd
+            score = cost.seconds * (1 + EACH_RULE * complexity)
             if cost.memory > self.memory:
                 score = (1 + score) * 1e3 * cost.memory / self.memory
             found = Scored(choice, cost, float(f"{score:.9e}"), self._order(choice))
@@ -184,39 +176,32 @@ class BeamSearch:
     ) -> list[Scored]:
         """The best of some choices that differ in what they lay out, or in something else."""
         scored = sorted(
-            (self._evaluated(one) for one in dict.fromkeys(choices)),
+            (self._evaluated(choice) for choice in dict.fromkeys(choices)),
             key=lambda one: (one.score, one.order),
         )
-        kept: dict[object, Scored] = {}
+        best: dict[object, Scored] = {}
         for one in scored:
-            if len(kept) == count:
+            if len(best) == count:
                 break
-            kept.setdefault((differs or self.layouts)(one.choice), one)
-        return list(kept.values())
+            best.setdefault((differs or self.layouts)(one.choice), one)
+        return list(best.values())
 
     def layouts(self, choice: Choice) -> object:
-        """How each group is laid out, the same for mesh axes that only have other names.
-
-        Args:
-            choice: what is chosen.
-        """
-        mine = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
+        """How each group is laid out, the same for mesh axes that only have other names."""
+        layouts = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
         return min(
             tuple(
-                tuple(tuple(sorted(names[n] for n in split)) for split in layout) for layout in mine
+                tuple(tuple(sorted(names[n] for n in split)) for split in layout)
+                for layout in layouts
             )
             for names in self._names
         )
 
     def strategy(self, choice: Choice) -> object:
-        """What kinds of things each mesh axis splits: two choices of one strategy are cousins.
-
-        Args:
-            choice: what is chosen.
-        """
+        """What kinds of things each mesh axis splits: two choices of one strategy are cousins."""
         return frozenset(
-            (one.batch, one.most, one.features & self._heavy or bool(one.features))
-            for one in self._uses(choice)
+            (use.batch, use.most, use.features & self._heavy or bool(use.features))
+            for use in self._uses(choice)
         )
 
     def _uses(self, choice: Choice) -> list[_Uses]:
@@ -226,42 +211,34 @@ class BeamSearch:
         of_axis = [0] * self._axes
         for group, layout, size in zip(self._groups, layouts, resting, strict=True):
             for dimension, split in zip(group.dimensions, layout, strict=True):
-                for number in split:
+                for index in split:
                     if group.role == "input":
-                        batch.add((number, dimension))
+                        batch.add((index, dimension))
                     else:
-                        computed[number, dimension] += size
-                        of_axis[number] += size
-        whole = sum(
+                        computed[index, dimension] += size
+                        of_axis[index] += size
+        full = sum(
             size for group, size in zip(self._groups, resting, strict=True) if group.role != "input"
         )
-        found = []
-        for number, split in enumerate(choice.split):
-            used = [one for one in split if (number, one) in batch or (number, one) in computed]
+        uses = []
+        for index, split in enumerate(choice.split):
+            used = [axis for axis in split if (index, axis) in batch or (index, axis) in computed]
             features = frozenset(itertools.takewhile(lambda one: one not in self._batch, used))
-            mine = tuple(one for one in self._batch if (number, one) in batch)
-            along = sum(computed[number, one] for one in features)
-            most, mainly = 2 * of_axis[number] > whole, 2 * along > of_axis[number]
-            found.append(_Uses(mine, most, features, mainly))
-        return found
+            mine = tuple(one for one in self._batch if (index, one) in batch)
+            along = sum(computed[index, feature] for feature in features)
+            most, mainly = 2 * of_axis[index] > full, 2 * along > of_axis[index]
+            uses.append(_Uses(mine, most, features, mainly))
+        return uses
 
     def idea(self, choice: Choice) -> str:
-        """What each mesh axis splits, in words.
-
-        Args:
-            choice: what is chosen.
-        """
+        """What each mesh axis splits, in words."""
         names = self.cost.mesh.axis_names
         names, sizes = self.cost.mesh.axis_names, self.cost.sizes
         ideas = zip(names, sizes, self._ideas(choice), strict=True)
         return "; ".join(f"{name} splits {idea}" for name, size, idea in ideas if size > 1)
 
     def kind(self, choice: Choice) -> object:
-        """What mesh axes split, in words, whichever of them does it.
-
-        Args:
-            choice: what is chosen.
-        """
+        """What mesh axes split, in words, whichever of them does it."""
         return frozenset(self._ideas(choice))
 
     def _ideas(self, choice: Choice) -> list[str]:
@@ -271,116 +248,118 @@ class BeamSearch:
             if group.role == "input"
             for axis, dimension in enumerate(group.dimensions)
         }
-        found = []
+        ideas = []
         for uses in self._uses(choice):
-            words = [f"axis {axes[n]} of the batch" if axes[n] else "batch" for n in uses.batch]
-            words += ["features"] if uses.mainly else ["parameters at rest"] if uses.most else []
-            found.append(" and ".join(dict.fromkeys(words)) or "a few parameters")
-        return found
+            parts = [f"axis {axes[n]} of the batch" if axes[n] else "batch" for n in uses.batch]
+            parts += ["features"] if uses.mainly else ["parameters at rest"] if uses.most else []
+            ideas.append(" and ".join(dict.fromkeys(parts)) or "a few parameters")
+        return ideas
 
     def _order(self, choice: Choice) -> tuple[object, ...]:
         """Of equal choices the one whose first mesh axes split the batch comes first."""
-        first = tuple(self._batch[:1] != list(one[:1]) for one in choice.split)
+        first = tuple(self._batch[:1] != list(axis[:1]) for axis in choice.split)
         stored = tuple(tuple(sorted(one)) for one in choice.stored)
         return first, choice.split, stored
 
     def _alike(self) -> list[tuple[int, ...]]:
         """The other numbers that mesh axes could have without a difference."""
-        alike = self.cost.rates.alike
+        result = self.cost.rates.alike
         return [
             names
             for names in itertools.permutations(range(self._axes))
-            if all(one == other or alike(one, other) for one, other in enumerate(names))
+            if all(index == other or result(index, other) for index, other in enumerate(names))
         ]
 
     def _weighed(self) -> list[int]:
         """The dimensions that matter, those of the batch and of most bytes first."""
         weight = collections.Counter[int]()
-        for one, size in zip(self._groups, self.cost.program.resting, strict=True):
-            for dimension in set(one.dimensions) - {-1}:
+        for group, size in zip(self._groups, self.cost.program.resting, strict=True):
+            for dimension in set(group.dimensions) - {-1}:
                 weight[dimension] += size
-        rest = sorted(weight, key=lambda one: (-weight[one], one))
+        rest = sorted(weight, key=lambda group: (-weight[group], group))
         return list(dict.fromkeys([*self._batch, *rest]))[:DIMENSIONS]
 
     def _roles(self) -> list[tuple[tuple[int, ...], bool]]:
         """What one mesh axis may do: dimensions in order, and whether parameters rest split."""
         meets = collections.defaultdict[int, set[int]](set)
-        for one in self._groups:
-            if one.role != "input":
-                for first, second in itertools.permutations(set(one.dimensions) - {-1}, 2):
+        for group in self._groups:
+            if group.role != "input":
+                for first, second in itertools.permutations(set(group.dimensions) - {-1}, 2):
                     meets[first].add(second)
-        inner = [one for one in self._known if one not in self._batch or meets[one]]
+        inner = [group for group in self._known if group not in self._batch or meets[group]]
         sets = []
         for start in inner:
             taken = [start]
-            for one in inner:
-                if one not in taken and not any(one in meets[other] for other in taken):
-                    taken.append(one)
+            for group in inner:
+                if group not in taken and not any(group in meets[other] for other in taken):
+                    taken.append(group)
             sets.append(tuple(sorted(taken, key=inner.index)))
         roles: list[tuple[tuple[int, ...], bool]] = [((), False), ((), True)]
-        roles += [((one,), stored) for one in self._batch for stored in (False, True)]
-        for one in dict.fromkeys(sets):
-            roles.append((one, False))
+        roles += [((group,), stored) for group in self._batch for stored in (False, True)]
+        for group in dict.fromkeys(sets):
+            roles.append((group, False))
             for batch in self._batch:
-                if batch not in one:
-                    roles += [((*one, batch), False), ((*one, batch), True)]
+                if batch not in group:
+                    roles += [((*group, batch), False), ((*group, batch), True)]
         return list(dict.fromkeys(roles))
 
     def _starts(self) -> list[Choice]:
         none: tuple[tuple[tuple[int, ...], bool], ...] = ()
-        kept = [none]
+        best_so_far = [none]
         roles = self._roles()
-        for number in range(self._axes):
-            made = [self._choice((*one, role)) for one in kept for role in roles]
-            if number == self._axes - 1:
-                return made
-            by_choice = {self._choice((*one, role)): (*one, role) for one in kept for role in roles}
-            best = self._best(made, 3 * WIDTH)
-            kept = [by_choice[one.choice] for one in best]
+        for index in range(self._axes):
+            starts = [self._choice((*one, role)) for one in best_so_far for role in roles]
+            if index == self._axes - 1:
+                return starts
+            by_choice = {
+                self._choice((*one, role)): (*one, role) for one in best_so_far for role in roles
+            }
+            best = self._best(starts, 3 * WIDTH)
+            best_so_far = [by_choice[one.choice] for one in best]
             plain = [((batch,), False) for batch in self._batch[:2]]
-            kept += [(*(plain[:1] * number), role) for role in (*plain, ((), False))]
-            kept = list(dict.fromkeys(kept))
+            best_so_far += [(*(plain[:1] * index), role) for role in (*plain, ((), False))]
+            best_so_far = list(dict.fromkeys(best_so_far))
         return [self._choice(())]
 
     def _choice(self, roles: Sequence[tuple[tuple[int, ...], bool]]) -> Choice:
         rest = self._axes - len(roles)
-        split = tuple(one for one, _ in roles) + ((),) * rest
+        split = tuple(role for role, _ in roles) + ((),) * rest
         stored = tuple(self._storable if stored else frozenset[int]() for _, stored in roles)
         return Choice(split, stored + (frozenset[int](),) * rest)
 
     def _changes(self, choice: Choice) -> Iterable[Choice]:
-        for number in range(self._axes):
-            split, stored = choice.split[number], choice.stored[number]
+        for index in range(self._axes):
+            split, stored = choice.split[index], choice.stored[index]
             for one in self._known:
                 if one in split:
-                    yield _with_split(choice, number, tuple(n for n in split if n != one))
+                    yield _with_split(choice, index, tuple(n for n in split if n != one))
                 else:
-                    yield _with_split(choice, number, (one, *split))
-                    yield _with_split(choice, number, (*split, one))
+                    yield _with_split(choice, index, (one, *split))
+                    yield _with_split(choice, index, (*split, one))
             if stored != self._storable:
-                yield _with_stored(choice, number, self._storable)
+                yield _with_stored(choice, index, self._storable)
             if stored:
-                yield _with_stored(choice, number, frozenset())
+                yield _with_stored(choice, index, frozenset())
             for group in self._large:
-                yield _with_stored(choice, number, stored ^ {group})
-            for other in range(number + 1, self._axes):
+                yield _with_stored(choice, index, stored ^ {group})
+            for other in range(index + 1, self._axes):
                 swapped = list(range(self._axes))
-                swapped[number], swapped[other] = other, number
+                swapped[index], swapped[other] = other, index
                 yield Choice(
                     tuple(choice.split[n] for n in swapped),
                     tuple(choice.stored[n] for n in swapped),
                 )
 
 
-def _with_split(choice: Choice, number: int, split: tuple[int, ...]) -> Choice:
-    changed = (*choice.split[:number], split, *choice.split[number + 1 :])
+def _with_split(choice: Choice, index: int, split: tuple[int, ...]) -> Choice:
+    changed = (*choice.split[:index], split, *choice.split[index + 1 :])
     return dataclasses.replace(choice, split=changed)
 
 
-def _with_stored(choice: Choice, number: int, stored: frozenset[int]) -> Choice:
-    changed = (*choice.stored[:number], stored, *choice.stored[number + 1 :])
+def _with_stored(choice: Choice, index: int, stored: frozenset[int]) -> Choice:
+    changed = (*choice.stored[:index], stored, *choice.stored[index + 1 :])
     return dataclasses.replace(choice, stored=changed)
 
 
 def _distinct(dimensions: Iterable[int]) -> list[int]:
-    return [one for one in dict.fromkeys(dimensions) if one >= 0]
+    return [dimension for dimension in dict.fromkeys(dimensions) if dimension >= 0]

@@ -10,17 +10,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-
-from isoshard.core.runtime.flops import flops_of, is_product
+from collections.abc import Iterable
+from collections.abc import Mapping
+from isoshard.core.runtime.flops import flops_of
+from isoshard.core.runtime.flops import is_product
 from isoshard.core.runtime.jaxprs import is_elementwise
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.axes.common_expressions import CONSTANT
-from isoshard.planner.axes.factors import DimensionRule
-from isoshard.planner.axes.flat_program import FlatOp
-
 from .constrained_step import module_of
 from .named_dimensions import NamedDimensions
+from isoshard.planner.propagation.dimension_rules import is_elementwise
+from isoshard.planner.propagation.factors import DimensionRule
+from isoshard.planner.propagation.flat_program import CONSTANT
+from isoshard.planner.propagation.flat_program import FlatOp
+from isoshard.planner.propagation.flops import flops_of
+from isoshard.planner.propagation.flops import is_product
+
 
 _SILENT = frozenset(
     "optimization_barrier device_put name sharding_constraint transpose squeeze copy edge row "
@@ -122,20 +126,15 @@ class CondensedProgram:
 
 
 def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram:
-    """Count what is equal.
-
-    Args:
-        step: the step.
-        dimensions: its own.
-    """
+    """Count what is equal."""
     listing, flat = dimensions.listing, dimensions.listing.flat
     owner = _owners(dimensions)
-    numbers: dict[ValueKind, int] = {}
+    indices: dict[ValueKind, int] = {}
     kinds = [
-        numbers.setdefault(_value_kind(value, dimensions, owner), len(numbers))
+        indices.setdefault(_value_kind(value, dimensions, owner), len(indices))
         for value in range(len(flat.shapes))
     ]
-    values = tuple(numbers)
+    values = tuple(indices)
     counts = [0] * len(values)
     found = collections.Counter[OpKind]()
     traffic = (collections.Counter[int](), collections.Counter[int]())
@@ -164,8 +163,8 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
              if result.replaces is not None}  # fmt: skip
     taken |= set(flat.inputs)
     moments = []
-    for place in _places(dimensions, kinds, values, taken):
-        alive = (one for one in listing.alive(place) if one not in taken)
+    for index in _places(dimensions, kinds, values, taken):
+        alive = (one for one in listing.alive(index) if one not in taken)
         moments.append(dict(collections.Counter(kinds[one] for one in alive)))
     resting, rest = _resting(step, dimensions)
     return CondensedProgram(
@@ -176,11 +175,11 @@ def condensed(step: TracedStep, dimensions: NamedDimensions) -> CondensedProgram
 
 def _owners(dimensions: NamedDimensions) -> dict[int, tuple[int, int]]:
     """Strands that one axis of one group alone has: the group and the axis."""
-    found: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
-    for number, group in enumerate(dimensions.groups):
+    defaultdict: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
+    for index, group in enumerate(dimensions.groups):
         for axis, strand in enumerate(group.strands):
-            found[strand].add((number, axis))
-    return {strand: next(iter(of)) for strand, of in found.items() if len(of) == 1}
+            defaultdict[strand].add((index, axis))
+    return {strand: next(iter(of)) for strand, of in defaultdict.items() if len(of) == 1}
 
 
 def _value_kind(
@@ -198,16 +197,16 @@ def _value_kind(
         if size > 1 and strand not in dimensions.loops
     }
     group = groups.pop() if len(groups) == 1 else -1
-    places = tuple(axis if of == group else -1 for of, axis in owned) if group >= 0 else ()
+    value_kind = tuple(axis if of == group else -1 for of, axis in owned) if group >= 0 else ()
     dims = tuple(-1 if size == 1 else one for one, size in zip(mine, shape, strict=True))
     inside = dimensions.inside[axes]
     return ValueKind(
-        shape, flat.itemsizes[value], flat.dtypes[value], dims, order, inside, group, places
+        shape, flat.itemsizes[value], flat.dtypes[value], dims, order, inside, group, value_kind
     )
 
 
 def _moved(
-    op: FlatOp, kinds: list[int], values: tuple[ValueKind, ...], kept: set[int]
+    op: FlatOp, kinds: list[int], values: tuple[ValueKind, ...], saved: set[int]
 ) -> tuple[int, ...] | None:
     """Which operands and results go through memory; None: all lie alike."""
     if is_elementwise(op.name) or op.name in _SILENT:
@@ -260,10 +259,10 @@ def _places(
 def _fullest(change: Iterable[float]) -> int:
     best = now = 0.0
     where = 0
-    for place, one in enumerate(change):
+    for index, one in enumerate(change):
         now += one
         if now > best:
-            best, where = now, place
+            best, where = now, index
     return where
 
 

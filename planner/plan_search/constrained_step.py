@@ -17,27 +17,28 @@ gave it. Behind both a layout constraint is put, in loops and calls too; nothing
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import jax
+from collections.abc import Iterator
+from collections.abc import Mapping
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
+from isoshard.core.runtime.jaxprs import JaxprRewriter
+from isoshard.core.runtime.jaxprs import is_elementwise
+from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import replaced
+from isoshard.core.traced.traced_step import GRADIENT
+from isoshard.core.traced.traced_step import MODULE
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.propagation.dimension_rules import is_elementwise
+from jax.sharding import NamedSharding
 from typing import Any
 
-import jax
-from jax.sharding import NamedSharding
-
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
-from isoshard.core.runtime.jaxprs import JaxprRewriter, is_elementwise, opened, replaced
-from isoshard.core.traced.traced_step import GRADIENT, MODULE, TracedStep
 
 _PASSED = frozenset(("sharding_constraint", "jit", "convert_element_type", "optimization_barrier"))
 """What lies as its operands of the same shape, beside operations element by element."""
 
 
 def constrained(program: Any, layouts: Mapping[str, NamedSharding]) -> Any:
-    """The same program with constraints behind outputs of modules.
-
-    Args:
-        program: a closed jaxpr.
-        layouts: by name of the module, without `module:`.
-    """
+    """The same program with constraints behind outputs of modules."""
     return _Constraints(layouts).program(program) if layouts else program
 
 
@@ -57,18 +58,15 @@ def with_free_results(step: TracedStep) -> TracedStep:
 
     A bridge lays out what it stores as it lay before, and gradients as their parameters. Under
     other layouts of its inputs the step is to give results that lie like these.
-
-    Args:
-        step: as traced.
     """
     jaxpr = opened(step.program)
-    made = {var: one for one in jaxpr.eqns for var in one.outvars}
+    new = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     free: dict[Any, Any] = {}
     for result, var in zip(step.results, jaxpr.outvars, strict=True):
         if result.replaces is None:
             continue
         before = step.inputs[result.replaces].sharding
-        for one in _updating(var, made):
+        for one in _updating(var, new):
             if one.params["sharding"].is_equivalent_to(before, one.outvars[0].aval.ndim):
                 free[one.outvars[0]] = one.invars[0]
     if not free:
@@ -80,25 +78,25 @@ def with_free_results(step: TracedStep) -> TracedStep:
         return var
 
     equations = [
-        one.replace(invars=[of(var) for var in one.invars])
-        for one in jaxpr.eqns
-        if not any(var in free for var in one.outvars)
+        eqn.replace(invars=[of(var) for var in eqn.invars])
+        for eqn in jaxpr.eqns
+        if not any(var in free for var in eqn.outvars)
     ]
     outvars = [of(var) for var in jaxpr.outvars]
     program = replaced(step.program, eqns=equations, outvars=outvars)
     return dataclasses.replace(step, program=program)
 
 
-def _updating(result: Any, made: Mapping[Any, Any]) -> Iterator[Any]:
+def _updating(result: Any, new: Mapping[Any, Any]) -> Iterator[Any]:
     """The constraints on the way to what is updated, element by element, from its gradient."""
-    shape, seen, stack = result.aval.shape, set[Any](), [result]
+    shape, visited, stack = result.aval.shape, set[Any](), [result]
     while stack:
         var = stack.pop()
-        one = None if isinstance(var, Literal) or var in seen else made.get(var)
+        one = None if isinstance(var, Literal) or var in visited else new.get(var)
         aval: Any = var.aval
         if one is None or aval.shape != shape:
             continue
-        seen.add(var)
+        visited.add(var)
         if one.primitive.name == "sharding_constraint":
             yield one
         if one.primitive.name in _PASSED or is_elementwise(one.primitive.name):
@@ -113,7 +111,7 @@ class _Constraints(JaxprRewriter):
     def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
         modules = module_of(eqn) or module_of(eqn, GRADIENT) or ""
         layouts = (self._layouts.get(module) for module in modules.split(","))
-        layout = next((one for one in layouts if one is not None), None)
+        layout = next((layout for layout in layouts if layout is not None), None)
         if layout is not None and eqn.outvars[0].aval.ndim >= len(layout.spec):
             yield from _behind(eqn, layout)
         else:
@@ -123,8 +121,8 @@ class _Constraints(JaxprRewriter):
 def _behind(equation: Any, layout: NamedSharding) -> Iterator[Any]:
     """An equation, and a constraint that takes its result's place."""
     (result,) = equation.outvars
-    given = jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype)
-    small = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, layout))(given)
+    struct = jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype)
+    small = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, layout))(struct)
     small = opened(small)
     (constraint,) = small.eqns
     yield equation.replace(outvars=[small.invars[0]])

@@ -58,19 +58,14 @@ def meshes_for(where: Where, experts: int = 1) -> list[Mesh]:
 
 
 def meshes_of(machine: Topology, experts: int = 1) -> list[Mesh]:
-    """The meshes over all of a machine, those that fit its links best first.
-
-    Args:
-        machine: it.
-        experts: as for `meshes_for`.
-    """
-    found = []
+    """The meshes over all of a machine, those that fit its links best first."""
+    meshes = []
     for shape, names in _shapes(machine.size, _inside(machine), experts):
         try:
-            found.append(machine.mesh(shape, names))
+            meshes.append(machine.mesh(shape, names))
         except ShardingError:  # the slices, or the grid, do not go with this shape
             continue
-    return found
+    return meshes
 
 
 def _of_devices(count: int, experts: int) -> list[Mesh]:
@@ -94,8 +89,8 @@ def _shapes(
     yield (count,), NAMES[:1]
     close = [one for one in inside if 1 < one < count]
     powers = [one for one in (8, 16, 4, 32, 2, 64) if one < count]
-    widths = [one for one in dict.fromkeys([*close, *powers]) if one <= _WIDEST]
-    widths = [one for one in widths if count % one == 0][:_SHAPES]
+    widths = [fromkey for fromkey in dict.fromkeys([*close, *powers]) if fromkey <= _WIDEST]
+    widths = [width for width in widths if count % width == 0][:_SHAPES]
     for width in widths:
         yield (count // width, width), NAMES[:2]
     for width in widths[:2]:

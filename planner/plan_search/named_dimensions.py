@@ -12,6 +12,18 @@ chain of square layers), every second one is merged, or none. A stack of layers 
 
 >>> layer_pattern("layers.11.experts.3.up")
 ('layers.#.experts.#.up', (11, 3))
+
+A step is listed as one sequence of operations: bodies of loops inline, with how often they run.
+Each value has a range of that list in which it is needed. What XLA fuses (an operation by element
+with one reader) is not kept: what it is made of is needed in its place.
+
+>>> import jax, jax.numpy as jnp
+>>> from ..propagation.flat_program import flattened
+>>> def step(w, xs):
+...     return jax.lax.scan(lambda x, row: (jnp.tanh(w @ x) + row, None), xs[0], xs)[0]
+>>> listing = StepListing.of(flattened(jax.make_jaxpr(step)(jnp.ones((4, 4)), jnp.ones((3, 4)))))
+>>> [(one.op.name, one.times) for one in listing.ops if one.op.name == "dot_general"]
+[('dot_general', 3)]
 """
 
 from __future__ import annotations
@@ -19,14 +31,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
-
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from isoshard.core.runtime.jaxprs import is_elementwise
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.axes.common_expressions import CONSTANT
-from isoshard.planner.axes.flat_program import FlatOp, FlatProgram, flattened
+from isoshard.planner.propagation.dimension_rules import is_elementwise
+from isoshard.planner.propagation.flat_program import BodyScope
+from isoshard.planner.propagation.flat_program import CONSTANT
+from isoshard.planner.propagation.flat_program import FlatOp
+from isoshard.planner.propagation.flat_program import FlatProgram
+from isoshard.planner.propagation.flat_program import flattened
 
-from .step_listing import StepListing
 
 WINDOWED = frozenset(
     "conv_general_dilated reduce_window reduce_window_sum reduce_window_max reduce_window_min "
@@ -54,18 +70,18 @@ class Union:
         """Each number is a set of its own."""
         self._parent = list(range(size))
 
-    def find(self, one: int) -> int:
+    def find(self, find: int) -> int:
         """The smallest number of the set."""
         parent = self._parent
-        while parent[one] != one:
-            parent[one] = parent[parent[one]]
-            one = parent[one]
-        return one
+        while parent[find] != find:
+            parent[find] = parent[parent[find]]
+            find = parent[find]
+        return find
 
-    def join(self, one: int, other: int) -> None:
+    def join(self, value: int, other: int) -> None:
         """Make one set of two."""
-        one, other = sorted((self.find(one), self.find(other)))
-        self._parent[other] = one
+        value, other = sorted((self.find(value), self.find(other)))
+        self._parent[other] = value
 
     def copy(self) -> Union:
         """The same sets."""
@@ -119,11 +135,7 @@ class NamedDimensions:
     loops: frozenset[int]
 
     def axes(self, value: int) -> slice:
-        """The numbers of a value's axes.
-
-        Args:
-            value: its number.
-        """
+        """The numbers of a value's axes."""
         start = self.first[value]
         return slice(start, start + len(self.listing.flat.shapes[value]))
 
@@ -140,14 +152,14 @@ def named_dimensions(step: TracedStep) -> NamedDimensions:
     for shape in flat.shapes:
         first.append(first[-1] + len(shape))
     inner = [pair for listed in listing.ops for pair in _inner(listed.op, first)]
-    tied, kept = Union(first[-1]), Union(first[-1])
+    tied, saved = Union(first[-1]), Union(first[-1])
     for listed in listing.ops:
-        _tie(listed.op, first, tied, kept)
+        _tie(listed.op, first, tied, saved)
     inputs = _Inputs(step, flat, first)
-    _follow(inputs, (tied, kept))
-    members = _merged(inputs, tied, kept)
-    loops = {kept.find(first[value]) for value in listing.rows}
-    return _finished(inputs, listing, tied, kept, inner, loops, members)
+    _follow(inputs, (tied, saved))
+    members = _merged(inputs, tied, saved)
+    loops = {saved.find(first[value]) for value in listing.rows}
+    return _finished(inputs, listing, tied, saved, inner, loops, members)
 
 
 class _Inputs:
@@ -157,61 +169,57 @@ class _Inputs:
         self.step = step
         self.first = first
         self._starts = [
-            first[value] + bool(one.layers)
-            for one, value in zip(step.inputs, flat.inputs, strict=True)
+            first[value] + bool(leaf.layers)
+            for leaf, value in zip(step.inputs, flat.inputs, strict=True)
         ]
 
-    def axes(self, place: int) -> range:
+    def axes(self, index: int) -> range:
         """The numbers of the axes of an input."""
-        start = self._starts[place]
-        return range(start, start + len(self.step.inputs[place].layer_shape))
+        start = self._starts[index]
+        return range(start, start + len(self.step.inputs[index].layer_shape))
 
-    def apart(self, place: int, union: Union) -> int:
+    def apart(self, index: int, union: Union) -> int:
         """How many dimensions the axes of an input are of."""
-        return len({union.find(axis) for axis in self.axes(place)})
+        return len({union.find(axis) for axis in self.axes(index)})
 
-    def join(self, places: Sequence[int], union: Union) -> None:
+    def join(self, positions: Sequence[int], union: Union) -> None:
         """Join the axes of inputs, one by one."""
-        for other in places[1:]:
-            for one, two in zip(self.axes(places[0]), self.axes(other), strict=True):
-                union.join(one, two)
+        for other in positions[1:]:
+            for axis, two in zip(self.axes(positions[0]), self.axes(other), strict=True):
+                union.join(axis, two)
 
 
-def _tie(op: FlatOp, first: Sequence[int], tied: Union, kept: Union) -> None:
+def _tie(op: FlatOp, first: Sequence[int], tied: Union, saved: Union) -> None:
     """Join the axes that an operation ties."""
     keeps = is_elementwise(op.name) or op.name in _KEEPS
     windowed = op.name in WINDOWED
     for factor, axes in _by_factor(op, first).items():
         if len(axes) < 2 or (factor in op.rule.whole and not windowed):
             continue
-        numbers = [number for number, _ in axes]
-        for one in numbers[1:]:
-            tied.join(numbers[0], one)
+        indices = [index for index, _ in axes]
+        for index in indices[1:]:
+            tied.join(indices[0], index)
         if keeps and len({size for _, size in axes}) == 1:
-            for one in numbers[1:]:
-                kept.join(numbers[0], one)
+            for index in indices[1:]:
+                saved.join(indices[0], index)
 
 
 def layer_pattern(name: str) -> tuple[str, tuple[int, ...]]:
-    """A name without its numbers, and the numbers.
-
-    Args:
-        name: of a parameter.
-    """
-    numbers = tuple(int(one) for one in re.findall(r"(?<![^.])\d+(?![^.])", name))
-    return re.sub(r"(?<![^.])\d+(?![^.])", "#", name), numbers
+    """A name without its numbers, and the numbers."""
+    indices = tuple(int(one) for one in re.findall(r"(?<![^.])\d+(?![^.])", name))
+    return re.sub(r"(?<![^.])\d+(?![^.])", "#", name), indices
 
 
 def _by_factor(op: FlatOp, first: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
     """Of each factor the axes of which it is the outermost: their number, and their factors."""
-    found = collections.defaultdict[int, list[tuple[int, int]]](list)
+    by_factor = collections.defaultdict[int, list[tuple[int, int]]](list)
     arrays = zip((*op.rule.operands, *op.rule.results), (*op.operands, *op.results), strict=True)
     for axes, value in arrays:
         if value != CONSTANT:
             for axis, factors in enumerate(axes):
                 if factors:
-                    found[factors[0]].append((first[value] + axis, len(factors)))
-    return found
+                    by_factor[factors[0]].append((first[value] + axis, len(factors)))
+    return by_factor
 
 
 def _inner(op: FlatOp, first: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -222,51 +230,51 @@ def _inner(op: FlatOp, first: Sequence[int]) -> Iterator[tuple[int, int]]:
         for axis, factors in enumerate(axes if value != CONSTANT else ()):
             for factor in factors[1:]:
                 outermost = outermost or _by_factor(op, first)
-                for number, _ in outermost.get(factor, ()):
-                    yield number, first[value] + axis
+                for index, _ in outermost.get(factor, ()):
+                    yield index, first[value] + axis
 
 
 def _follow(inputs: _Inputs, unions: Sequence[Union]) -> None:
     """Optimizer state lies as its parameter."""
-    given = inputs.step.inputs
-    places = {one.name: n for n, one in enumerate(given)}
-    for place, one in enumerate(given):
-        owner = places.get(one.follows) if one.follows is not None else None
-        if owner is not None and given[owner].layer_shape == one.layer_shape:
+    arguments = inputs.step.inputs
+    positions = {argument.name: n for n, argument in enumerate(arguments)}
+    for index, argument in enumerate(arguments):
+        owner = positions.get(argument.follows) if argument.follows is not None else None
+        if owner is not None and arguments[owner].layer_shape == argument.layer_shape:
             for union in unions:
-                inputs.join((owner, place), union)
+                inputs.join((owner, index), union)
 
 
-def _merged(inputs: _Inputs, tied: Union, kept: Union) -> list[list[int]]:
+def _merged(inputs: _Inputs, tied: Union, saved: Union) -> list[list[int]]:
     """Join the dimensions of parameters that repeat; gives the inputs that are one group."""
     stacks = collections.defaultdict[str, list[tuple[str, tuple[int, ...], int]]](list)
     single: list[list[int]] = []
-    given = inputs.step.inputs
-    for place, one in enumerate(given):
-        if one.role in ("parameter", "buffer"):
-            pattern, numbers = layer_pattern(one.layer_name)
-            if numbers:
-                stacks[pattern.partition("#")[0]].append((pattern, numbers, place))
+    arguments = inputs.step.inputs
+    for index, argument in enumerate(arguments):
+        if argument.role in ("parameter", "buffer"):
+            pattern, indices = layer_pattern(argument.layer_name)
+            if indices:
+                stacks[pattern.partition("#")[0]].append((pattern, indices, index))
             else:
-                single.append([place])
-        elif one.role == "input":
-            single.append([place])
+                single.append([index])
+        elif argument.role == "input":
+            single.append([index])
     groups: list[list[int]] = []
     for stack in stacks.values():
         for period in (*_PERIODS, 0):
-            found = collections.defaultdict[tuple[object, ...], list[int]](list)
-            for pattern, numbers, place in stack:
-                phase: object = tuple(n % period for n in numbers) if period else place
-                one = given[place]
-                found[pattern, one.layer_shape, one.dtype, phase].append(place)
+            result = collections.defaultdict[tuple[object, ...], list[int]](list)
+            for pattern, indices, index in stack:
+                phase: object = tuple(n % period for n in indices) if period else index
+                argument = arguments[index]
+                result[pattern, argument.layer_shape, argument.dtype, phase].append(index)
             trial = tied.copy()
-            for places in found.values():
-                inputs.join(places, trial)
+            for positions in result.values():
+                inputs.join(positions, trial)
             if all(inputs.apart(n, tied) == inputs.apart(n, trial) for _, _, n in stack):
-                for places in found.values():
-                    inputs.join(places, tied)
-                    inputs.join(places, kept)
-                groups += found.values()
+                for positions in result.values():
+                    inputs.join(positions, tied)
+                    inputs.join(positions, saved)
+                groups += result.values()
                 break
     return sorted([*single, *groups])
 
@@ -275,34 +283,34 @@ def _finished(
     inputs: _Inputs,
     listing: StepListing,
     tied: Union,
-    kept: Union,
+    saved: Union,
     inner: Sequence[tuple[int, int]],
     loops: set[int],
     members: list[list[int]],
 ) -> NamedDimensions:
-    reached, first, given = set[int](), inputs.first, inputs.step.inputs
-    for places in members:
-        axes = inputs.axes(places[0])
-        for axis, size in zip(axes, given[places[0]].layer_shape, strict=True):
-            if size > 1 and kept.find(axis) not in loops:
+    reached, first, arguments = set[int](), inputs.first, inputs.step.inputs
+    for member in members:
+        axes = inputs.axes(member[0])
+        for axis, size in zip(axes, arguments[member[0]].layer_shape, strict=True):
+            if size > 1 and saved.find(axis) not in loops:
                 reached.add(tied.find(axis))
-    numbers = {root: number for number, root in enumerate(sorted(reached))}
-    strand = tuple(kept.find(axis) for axis in range(first[-1]))
+    indices = {root: index for index, root in enumerate(sorted(reached))}
+    strand = tuple(saved.find(axis) for axis in range(first[-1]))
     dimension = tuple(
-        -1 if strand[axis] in loops else numbers.get(tied.find(axis), -1)
+        -1 if strand[axis] in loops else indices.get(tied.find(axis), -1)
         for axis in range(first[-1])
     )
     inside = collections.defaultdict[int, set[int]](set)
-    for axis, whole in inner:
-        if dimension[whole] >= 0 and dimension[axis] != dimension[whole]:
-            inside[tied.find(axis)].add(dimension[whole])
-    of_root = {root: tuple(sorted(found)) for root, found in inside.items()}
+    for axis, full in inner:
+        if dimension[full] >= 0 and dimension[axis] != dimension[full]:
+            inside[tied.find(axis)].add(dimension[full])
+    of_root = {root: tuple(sorted(result)) for root, result in inside.items()}
     groups = []
-    for places in members:
-        one, axes = given[places[0]], inputs.axes(places[0])
+    for member in members:
+        one, axes = arguments[member[0]], inputs.axes(member[0])
         mine = slice(axes.start, axes.stop)
         names = tuple(
-            name for place in places for name in given[place].layers or (given[place].name,)
+            name for index in member for name in arguments[index].layers or (arguments[index].name,)
         )
         groups.append(
             LeafGroup(
@@ -318,3 +326,100 @@ def _finished(
         tuple(of_root.get(tied.find(axis), ()) for axis in range(first[-1])),
         frozenset(loops),
     )
+
+
+_FUSED = frozenset(
+    "broadcast_in_dim reshape squeeze expand_dims transpose copy iota name sharding_constraint "
+    "slice pad rev edge row optimization_barrier".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedOp:
+    """One operation and how often a step runs it.
+
+    Attributes:
+        op: the operation.
+        times: how often.
+    """
+
+    op: FlatOp
+    times: int
+
+
+@dataclasses.dataclass
+class StepListing:
+    """Operations in the order in which they run.
+
+    Attributes:
+        flat: the program.
+        ops: its operations.
+        since: of values, the place from which they take memory.
+        until: of values, the last place at which they are needed.
+        kept: values that take memory of their own.
+        rows: values of which a loop takes rows, or which it stacks: their leading axis is its own.
+    """
+
+    flat: FlatProgram
+    ops: list[ListedOp]
+    since: dict[int, int]
+    until: dict[int, int]
+    kept: set[int]
+    rows: set[int]
+
+    @classmethod
+    def of(cls, flat: FlatProgram) -> StepListing:
+        """List a program."""
+        listing = cls(flat, [], dict.fromkeys(flat.inputs, 0), {}, set(), set())
+        listing._add(flat.scope, 1)
+        listing._needed(flat.results)
+        listing._fuse()
+        return listing
+
+    def alive(self, index: int) -> Iterator[int]:
+        """The values that take memory at a place of the list."""
+        for value in self.kept:
+            if self.since[value] <= index <= self.until.get(value, -1):
+                yield value
+
+    def _needed(self, values: Iterable[int]) -> None:
+        self.until.update(dict.fromkeys(values, len(self.ops)))
+
+    def _add(self, scope: BodyScope, times: int) -> None:
+        for op in scope.ops:
+            self.since.update(
+                (result, len(self.ops)) for result in op.results if result not in self.since
+            )
+            self._needed(op.operands)
+            if op.name in ("row", "stack") and op.equation.primitive.name == "scan":
+                self.rows.add(op.operands[0] if op.name == "row" else op.results[0])
+            self.ops.append(ListedOp(op, times))
+            for body in op.bodies:
+                if body.kind != "condition":
+                    self._add(body, times * body.times)
+                    self._needed(body.results)
+            if op.bodies:
+                self._needed(op.operands)
+
+    def _fuse(self) -> None:
+        readers = collections.Counter(
+            operand for listed in self.ops for operand in set(listed.op.operands)
+        )
+        results = set(self.flat.results)
+        for listed in reversed(self.ops):
+            op = listed.op
+            light = is_elementwise(op.name) or op.name in _FUSED
+            for result in op.results:
+                if result not in self.until:
+                    continue
+                cast = op.name == "convert_element_type" and op.operands[0] in self.flat.inputs
+                if (
+                    light
+                    and result not in results
+                    and (readers[result] == 1 or cast or not op.operands)
+                ):
+                    for operand in op.operands:
+                        if operand != CONSTANT:
+                            self.until[operand] = max(self.until[operand], self.until[result])
+                elif not op.bodies or op.name not in ("edge",):
+                    self.kept.add(result)

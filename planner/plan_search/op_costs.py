@@ -1,7 +1,21 @@
-"""What one kind of operation costs if its operands and results lie so.
+"""Cost of one kind of operation for the shardings of its operands and results.
 
-Parts of mesh axes that lie alike everywhere split the factor by which least is sent and computed.
-An operand that lies otherwise is gathered or exchanged, terms of a sum are added up.
+Mesh axes count as their prime parts: eight heads are split by eight of sixteen devices. A plan
+names full axes; its shardings propagate to values whose axes are smaller, and XLA's partitioner
+splits those by as many parts as divide them.
+
+>>> from isoshard.planner.machine.topologies import topology
+>>> parts = AxisParts(topology("v5e:16x16").mesh((64, 4), ("data", "model")))
+>>> parts.of, parts.sizes
+(((0, 1, 2, 3, 4, 5), (6, 7)), (2, 2, 2, 2, 2, 2, 2, 2))
+>>> parts.split(((1,), (), (0,)))
+((6, 7), (), (0, 1, 2, 3, 4, 5))
+>>> parts.joined(((6, 7), ())), parts.joined(((6,), (7,)))
+(((1,), ()), None)
+
+Parts of mesh axes that are assigned alike everywhere split the factor by which least is sent and
+computed. An operand with another sharding is gathered or exchanged, partial results are added up.
+Seconds of collectives are cached: a search reads the same ones a million times.
 """
 
 from __future__ import annotations
@@ -10,14 +24,103 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..axes.factor_layouts import ArrayLayout, by_factor
-from ..axes.factors import Axes
+from jax.sharding import Mesh
+
+from ..costs import collective_times
 from ..costs.roofline import COMPUTE_REACH, MEMORY_REACH, busy_seconds
 from ..machine.chips import Chip
-from .axis_parts import AxisParts
+from ..propagation.factors import ArraySharding, Axes, by_factor
+from ..propagation.sharding_propagation import ArrayShardings
 from .condensed_program import OpKind, ValueKind
-from .link_rates import LinkRates
 from .named_dimensions import WINDOWED
+
+
+class AxisParts:
+    """The parts of the axes of one mesh.
+
+    Args:
+        mesh: it.
+
+    Attributes:
+        sizes: of each part.
+        of: the parts of each mesh axis, the outermost first; an axis of one device has none.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        """Numbered in the mesh's order."""
+        layouts = ArrayShardings(dict(mesh.shape))
+        self.sizes = layouts.sizes
+        self.of = tuple([layouts.parts(name) for name in mesh.axis_names])
+        self._owners = [index for index, parts in enumerate(self.of) for _ in parts]
+
+    def axes(self, parts: Iterable[int]) -> tuple[int, ...]:
+        """Numbers of the mesh axes that some parts are of, each once."""
+        return tuple(dict.fromkeys([self._owners[chunk] for chunk in parts]))
+
+    def split(self, layout: ArraySharding) -> ArraySharding:
+        """A layout by parts."""
+        return tuple([tuple([one for n in split for one in self.of[n]]) for split in layout])
+
+    def joined(self, layout: ArraySharding) -> ArraySharding | None:
+        """A layout by mesh axes; None: it splits by a part of one, which no spec says."""
+        joined = tuple([self.axes(split) for split in layout])
+        return joined if self.split(joined) == layout else None
+
+
+_LARGE = 1 << 40
+
+
+class LinkRates:
+    """Seconds of collectives on one mesh: a line for each kind and each set of axes.
+
+    Args:
+        mesh: it.
+
+    Example:
+        >>> from isoshard.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+        >>> rates = LinkRates(mesh)
+        >>> whole = collective_times.seconds("all-gather", 10**8, ("model",), mesh)
+        >>> abs(rates.seconds("all-gather", (1,), 1e8) / whole - 1) < 1e-6
+        True
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        """Nothing asked yet."""
+        self.mesh = mesh
+        self.names = tuple(mesh.axis_names)
+        self._lines: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
+
+    def seconds(self, kind: str, axes: Sequence[int], sent: float) -> float:
+        """How long one collective takes.
+
+        Args:
+            kind: as HLO calls it.
+            axes: numbers of the mesh axes along which devices talk.
+            sent: bytes of its result on one device; of a reduce-scatter of its operand.
+        """
+        key = (kind, tuple(sorted(axes)))
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._line(*key)
+        return line[0] + line[1] * sent if sent else 0.0
+
+    def alike(self, value: int, other: int) -> bool:
+        """Whether two mesh axes are of one size and equally fast."""
+        sizes = tuple(self.mesh.shape.values())
+        kinds = ("all-gather", "all-to-all")
+        return sizes[value] == sizes[other] and all(
+            abs(self.seconds(kind, (value,), 1e9) / self.seconds(kind, (other,), 1e9) - 1) < 1e-6
+            for kind in kinds
+        )
+
+    def _line(self, kind: str, axes: tuple[int, ...]) -> tuple[float, float]:
+        names = tuple(self.names[axis] for axis in axes)
+        first, second = (
+            collective_times.seconds(kind, sent, names, self.mesh) for sent in (_LARGE, 2 * _LARGE)
+        )
+        each = (second - first) / _LARGE
+        return max(0.0, first - each * _LARGE), each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,109 +193,103 @@ class OpCosts:
         self._parts = parts
         self._rates = rates
         self._chip = chip
-        self._known: dict[tuple[Axes, tuple[int, ...], ArrayLayout], _Lies] = {}
+        self._known: dict[tuple[Axes, tuple[int, ...], ArraySharding], _Lies] = {}
         self.bandwidth = chip.bandwidth * MEMORY_REACH[chip.platform]
 
     def peak(self, dtype: str) -> float:
-        """Operations a second that large products reach.
-
-        Args:
-            dtype: in which they compute.
-        """
+        """Operations a second that large products reach."""
         return self._chip.rate(dtype) * COMPUTE_REACH.get(self._chip.platform, 1.0)
 
-    def of(self, op: OpKind, layouts: Sequence[ArrayLayout], place: FactorPlaces) -> OpCost:
-        """One run of an operation.
-
-        Args:
-            op: its kind.
-            layouts: of its operands, then its results, by parts of mesh axes.
-            place: by `placed`.
-        """
+    def of(self, op: OpKind, layouts: Sequence[ArraySharding], index: FactorPlaces) -> OpCost:
+        """One run of an operation."""
         kinds = [self._values[n] if n >= 0 else None for n in (*op.operands, *op.results)]
         sizes = op.rule.sizes
-        whole = op.flops / self.peak(op.dtype)
+        seconds_full = op.flops / self.peak(op.dtype)
         where = [
             _NOWHERE if kind is None else self._lies(axes, sizes, layout)
-            for kind, axes, layout in zip(kinds, place.arrays, layouts, strict=True)
+            for kind, axes, layout in zip(kinds, index.arrays, layouts, strict=True)
         ]
         done: dict[int, int] = {}
         picked: list[_Picked] = []
-        for places, parts in self._together(where).items():
+        for positions, parts in self._together(where).items():
             ways = self._count(parts)
-            asked = sorted(
-                one
-                for one in {one for one in places if one is not None and one >= 0}
-                if any(one in axes for axes in place.axis)
-                and sizes[one] % (done.get(one, 1) * ways) == 0
-                and all(done.get(other) == sizes[other] for other in place.outside.get(one, ()))
+            requested = sorted(
+                place
+                for place in {
+                    position for position in positions if position is not None and position >= 0
+                }
+                if any(place in axes for axes in index.axis)
+                and sizes[place] % (done.get(place, 1) * ways) == 0
+                and all(done.get(other) == sizes[other] for other in index.outside.get(place, ()))
             )
             agreed = any(
                 all(
-                    here in (None, one if one in place.axis[n] else None)
-                    for n, here in enumerate(places[: len(op.operands)])
+                    current in (None, one if one in index.axis[n] else None)
+                    for n, current in enumerate(positions[: len(op.operands)])
                 )
-                for one in asked
+                for one in requested
             )
             # XLA never gathers operands that lie alike, however small they are.
-            ways_out = [_Picked(parts, ways, one) for one in (asked if agreed else (*asked, -1))]
+            ways_out = [
+                _Picked(parts, ways, one) for one in (requested if agreed else (*requested, -1))
+            ]
             best = ways_out[0]
             if len(ways_out) > 1:
                 share = math.prod(done.values())
                 best = min(
                     ways_out,
                     key=lambda one: (
-                        whole / share / (one.ways if one.factor >= 0 else 1)
-                        + sum(move[2] for move in self._moves(op, kinds, where, place, [one]))
+                        seconds_full / share / (one.ways if one.factor >= 0 else 1)
+                        + sum(move[2] for move in self._moves(op, kinds, where, index, [one]))
                     ),
                 )
             picked.append(best)
             if best.factor >= 0:
                 done[best.factor] = done.get(best.factor, 1) * ways
-        moves = self._moves(op, kinds, where, place, picked)
+        moves = self._moves(op, kinds, where, index, picked)
         moved = 0.0
         for n in op.moved:
             kind = kinds[n]
             if kind is not None:
-                mine = math.prod([one.ways for one in picked if one.factor in place.axis[n]])
+                mine = math.prod([one.ways for one in picked if one.factor in index.axis[n]])
                 moved += kind.bytes / mine
-        computing = whole / math.prod(done.values())
+        computing = seconds_full / math.prod(done.values())
         busy = busy_seconds(computing, moved / self.bandwidth, self._chip.platform)
         return OpCost(busy, tuple(moves))
 
-    def _lies(self, axes: Axes, sizes: tuple[int, ...], layout: ArrayLayout) -> _Lies:
+    def _lies(self, axes: Axes, sizes: tuple[int, ...], layout: ArraySharding) -> _Lies:
         key = (axes, sizes, layout)
-        found = self._known.get(key)
-        if found is None:
+        result = self._known.get(key)
+        if result is None:
             splits, rest = by_factor(axes, layout, sizes, self._parts.sizes)
-            factors = {part: factor for factor, split in splits.items() for part in split}
-            blocks = self._count([one for split in layout for one in split])
-            found = self._known[key] = _Lies(factors | dict.fromkeys(rest, -1), blocks)
-        return found
+            factors = {chunk: factor for factor, split in splits.items() for chunk in split}
+            blocks = self._count([axis for split in layout for axis in split])
+            result = self._known[key] = _Lies(factors | dict.fromkeys(rest, -1), blocks)
+        return result
 
     def _together(self, where: Sequence[_Lies]) -> dict[tuple[int | None, ...], tuple[int, ...]]:
         """Parts of mesh axes by what they split in each array."""
-        found: dict[tuple[int | None, ...], tuple[int, ...]] = {}
-        for part in sorted({part for one in where for part in one.factors}):
-            places = tuple([one.factors.get(part) for one in where])
-            found[places] = (*found.get(places, ()), part)
-        return found
+        result: dict[tuple[int | None, ...], tuple[int, ...]] = {}
+        for chunk in sorted({chunk for one in where for chunk in one.factors}):
+            positions = tuple([one.factors.get(chunk) for one in where])
+            result[positions] = (*result.get(positions, ()), chunk)
+        return result
 
     def _moves(
         self,
         op: OpKind,
         kinds: Sequence[ValueKind | None],
         where: Sequence[_Lies],
-        place: FactorPlaces,
+        index: FactorPlaces,
         picked: Sequence[_Picked],
     ) -> list[tuple[int, tuple[int, ...], float, float]]:
         """The collectives of an operation that is split so by some parts of mesh axes."""
-        found: list[tuple[int, tuple[int, ...], float, float]] = []
+        moves: list[tuple[int, tuple[int, ...], float, float]] = []
         count = len(op.operands)
 
         def add(n: int, how: str, parts: Sequence[int], sent: float) -> None:
             axes = tuple(sorted(self._parts.axes(parts)))
-            found.append((n, axes, self._rates.seconds(how, axes, sent), sent))
+            moves.append((n, axes, self._rates.seconds(how, axes, sent), sent))
 
         for n, kind in enumerate(kinds):
             if kind is None:
@@ -201,23 +298,23 @@ class OpCosts:
             joined = scattered = 1
             edges: list[tuple[_Picked, int]] = []
             for one in picked:
-                here = where[n].factors.get(one.parts[0])
-                there = one.factor if one.factor in place.axis[n] else None
+                current = where[n].factors.get(one.parts[0])
+                there = one.factor if one.factor in index.axis[n] else None
                 how = None
                 if n >= count and there is None and one.factor in op.rule.reduced:
-                    how = "all-reduce" if here is None else "reduce-scatter"
-                elif here is not None and there is None:
+                    how = "all-reduce" if current is None else "reduce-scatter"
+                elif current is not None and there is None:
                     how = "all-gather"
-                elif here is None and there is not None and n >= count:
+                elif current is None and there is not None and n >= count:
                     how = "all-gather"
-                elif here is not None and here != there:
+                elif current is not None and current != there:
                     how = "all-to-all"
                 if how is not None:
                     parts[how] = (*parts.get(how, ()), *one.parts)
                     scattered *= one.ways if how == "reduce-scatter" else 1
-                    joined *= one.ways if here is not None and how != "all-to-all" else 1
+                    joined *= one.ways if current is not None and how != "all-to-all" else 1
                 if n < count and there is not None and there in op.rule.whole:
-                    edges.append((one, kind.shape[place.axis[n][there]]))
+                    edges.append((one, kind.shape[index.axis[n][there]]))
             sent = kind.bytes / where[n].blocks * joined
             for how in _ORDER:
                 if how in parts:
@@ -225,23 +322,19 @@ class OpCosts:
             for one, rows in edges:
                 shard = sent / scattered
                 add(n, "collective-permute", one.parts, 2 * shard * one.ways / rows)
-        return found
+        return moves
 
     def _count(self, parts: Iterable[int]) -> int:
         """How many devices some parts of mesh axes have."""
-        return math.prod([self._parts.sizes[one] for one in parts])
+        return math.prod([self._parts.sizes[chunk] for chunk in parts])
 
 
 def placed(op: OpKind) -> FactorPlaces:
-    """Where an operation has its factors.
-
-    Args:
-        op: its kind.
-    """
+    """Where an operation has its factors."""
     arrays = (*op.rule.operands, *op.rule.results)
     fixed = frozenset() if op.name in WINDOWED else op.rule.whole
     axis = tuple(
-        {one: n for n, mine in enumerate(axes) for one in mine if one not in fixed}
+        {one: n for n, axis in enumerate(axes) for one in axis if one not in fixed}
         for axes in arrays
     )
     outside: dict[int, frozenset[int]] = {}

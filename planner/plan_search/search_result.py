@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
-from isoshard.core.plan.freezing import UNSET
-from isoshard.core.runtime.formatting import human_bytes, listed
+from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.runtime.metrics import human_bytes
 from isoshard.core.runtime.shown_text import preformatted
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.reports.advice import RECOMPUTE
 
-from .close_look import SeenPlan, layouts_of_choice
+from ..reports.advice import RECOMPUTE
+from .plan_candidates import SeenPlan, layouts_of_choice
 from .plan_cost import PlanCost
 
 NAMES = 4
@@ -98,9 +98,9 @@ class SearchResult:
             f"  {self.idea}",
             *_rules(self.plan),
         ]
-        for one in self.runners_up:
-            lines += [f"not {described(one.mesh)}: {one.idea}"]
-            lines += [f"    {_cost(one.cost)}: {one.why}"]
+        for runner_up in self.runners_up:
+            lines += [f"not {described(runner_up.mesh)}: {runner_up.idea}"]
+            lines += [f"    {_cost(runner_up.cost)}: {runner_up.why}"]
         lines.append(
             f"{self.evaluated} choices in {self.seconds_taken:.1f} s, by {self.cost.depth!r}"
         )
@@ -111,21 +111,12 @@ class SearchResult:
 
 
 def described(mesh: Mesh) -> str:
-    """The axes of a mesh with their sizes.
-
-    Args:
-        mesh: any.
-    """
+    """The axes of a mesh with their sizes."""
     return "mesh (" + ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) + ")"
 
 
 def why_lost(one: PlanCost, best: PlanCost) -> str:
-    """Why a plan is not the best, in words.
-
-    Args:
-        one: what it costs.
-        best: what the best costs.
-    """
+    """Why a plan is not the best, in words."""
     if not one.fits:
         return (
             f"needs {human_bytes(one.memory)} on a device, {human_bytes(one.memory - one.capacity)}"
@@ -146,17 +137,17 @@ def why_lost(one: PlanCost, best: PlanCost) -> str:
     return f"{share:.1%} slower, {_time(more[reason])} more of {reason}"
 
 
-def nothing_fits(step: TracedStep, found: Sequence[SeenPlan]) -> str:
+def nothing_fits(step: TracedStep, result: Sequence[SeenPlan]) -> str:
     """The message of a search that found nothing.
 
     Args:
         step: the step.
-        found: what it looked at; the first does not fit. Others may seem to, with layers as loops.
+        result: what it looked at; the first does not fit. Others may seem to, with layers as loops.
     """
-    least = min([one for one in found if not one.cost.fits], key=lambda one: one.cost.memory)
+    least = min([one for one in result if not one.cost.fits], key=lambda one: one.cost.memory)
     mesh, cost = least.candidate.mesh, least.cost
     layouts = layouts_of_choice(step, least.candidate.cost, least.candidate.choice)
-    resting = sum(one.bytes_per_device for one in step.laid_out(layouts, mesh).inputs)
+    resting = sum(leaf.bytes_per_device for leaf in step.laid_out(layouts, mesh).inputs)
     more = math.ceil(mesh.size * cost.memory / cost.capacity)
     ways = _ways_out(step, resting > cost.memory / 2)
     return (
@@ -171,9 +162,9 @@ def _ways_out(step: TracedStep, rests: bool) -> list[str]:
     ways = ["a smaller batch"]
     again = ("remat", "remat2", "checkpoint")
     how = RECOMPUTE.get(step.framework)
-    if how and not any(one.primitive.name in again for one in step.program.eqns):
+    if how and not any(eqn.primitive.name in again for eqn in step.program.eqns):
         ways.append(f"layers computed again in the backward pass ({how})")
-    if any(one.role == "parameter" and one.dtype.itemsize > 2 for one in step.inputs):
+    if any(leaf.role == "parameter" and leaf.dtype.itemsize > 2 for leaf in step.inputs):
         ways.append("parameters or optimizer state in bfloat16")
     return ways[::-1] if rests else ways
 
@@ -191,15 +182,17 @@ def _rules(plan: Plan) -> list[str]:
     """The plan's rules in order, neighbours that lie alike on one line."""
     parts = {
         "parameters": plan.rules,
-        "inputs": () if plan.inputs is UNSET else plan.inputs,
-        "outputs of modules": [(name, one.output) for name, one in plan.activations],
+        "inputs": () if plan.inputs is UNSAID else plan.inputs,
+        "outputs of modules": [(name, activation.output) for name, activation in plan.activations],
     }
     lines = []
-    for part, pairs in parts.items():
-        lines += [f"  {part}"] if pairs else []
+    for chunk, pairs in parts.items():
+        lines += [f"  {chunk}"] if pairs else []
         for spec, same in itertools.groupby(pairs, key=lambda pair: _said(pair[1])):
             names = [name for name, _ in same]
-            lines.append(f"    {listed(names, NAMES)}: {spec}")
+            shown = ", ".join(names[:NAMES])
+            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+            lines.append(f"    {shown}{more}: {spec}")
     return lines
 
 

@@ -50,14 +50,14 @@ class SearchedStep:
 
         In a loop the first layer, or in the backward the last, stands for all.
         """
-        known = self.program.modules
-        alike = {_NUMBER.sub("*", name): name for name in reversed(tuple(known))}
-        found = {}
+        cache = self.program.modules
+        same = {_NUMBER.sub("*", name): name for name in reversed(tuple(cache))}
+        modules = {}
         for name in dict.fromkeys(_marked(self.written.program)):
-            one = name if name in known else alike.get(_NUMBER.sub("*", name))
+            one = name if name in cache else same.get(_NUMBER.sub("*", name))
             if name and one is not None:  # the whole model's output is that of its last module
-                found[name] = one
-        return found
+                modules[name] = one
+        return modules
 
     def cost(
         self,
@@ -67,15 +67,7 @@ class SearchedStep:
         outputs: Mapping[str, NamedSharding] | None = None,
         depth: SearchDepth = "trace",
     ) -> PlanCost:
-        """The cost of layouts, with loops.
-
-        Args:
-            layouts: of parameters, buffers and the batch, by name.
-            mesh: that they are over.
-            capacity: bytes of one device.
-            outputs: of modules, by name.
-            depth: "trace" or "partition".
-        """
+        """The cost of layouts, with loops."""
         if depth == "trace" or self.looped is self.written:
             return cost_of(self.looped, layouts, mesh, capacity, outputs=outputs, depth=depth)
         # What loops carry lies by the layouts of inputs, so each choice has loops of its own.
@@ -91,20 +83,13 @@ class SearchedStep:
         mesh: Mesh,
         outputs: Mapping[str, NamedSharding] | None = None,
     ) -> PlanCost:
-        """The same cost with memory for the step as it is written, too; where it runs so, its cost.
-
-        Args:
-            cost: with loops.
-            layouts: as for `cost`.
-            mesh: likewise.
-            outputs: likewise.
-        """
+        """The cost with memory for the step as written, too; where it runs so, its cost."""
         if self.looped is self.written:
             return cost
-        found = cost_of(self.written, layouts, mesh, cost.capacity, outputs=outputs)
+        result = cost_of(self.written, layouts, mesh, cost.capacity, outputs=outputs)
         if runs_as_written(mesh):
-            return found
-        return dataclasses.replace(cost, memory=max(cost.memory, found.memory))
+            return result
+        return dataclasses.replace(cost, memory=max(cost.memory, result.memory))
 
 
 def runs_as_written(mesh: Mesh) -> bool:
@@ -112,9 +97,6 @@ def runs_as_written(mesh: Mesh) -> bool:
 
     Loops there copy rows of stacks, and nothing overlaps in them; their gradients are kept until
     the optimizer's loop, in memory that may be new.
-
-    Args:
-        mesh: over any devices.
     """
     return topology_of(mesh).chip.platform == "cpu"
 
@@ -128,7 +110,7 @@ def searched(step: TracedStep) -> SearchedStep:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from ..machine.topologies import topology
-        >>> from ..traced.jax_steps import traced_jax_step
+        >>> from isoshard.core.traced.jax_steps import traced_jax_step
         >>> def loss(layers, x):
         ...     for up, down in layers:
         ...         x = x + jnp.tanh(x @ up) @ down
@@ -159,7 +141,8 @@ def _tied(dimensions: NamedDimensions) -> int:
     return sum(
         len(group.names)
         for group in dimensions.groups
-        if group.role == "parameter" and _repeated([one for one in group.dimensions if one >= 0])
+        if group.role == "parameter"
+        and _repeated([dimension for dimension in group.dimensions if dimension >= 0])
     )
 
 
@@ -168,17 +151,13 @@ def _repeated(some: list[int]) -> bool:
 
 
 def with_loops(step: TracedStep) -> TracedStep:
-    """A step with its equal layers as loops; itself if it has none.
-
-    Args:
-        step: as traced.
-    """
+    """A step with its equal layers as loops; itself if it has none."""
     looped = rolled_step(step)
     return looped if _loops(looped) > _loops(step) else step
 
 
 def _loops(step: TracedStep) -> int:
-    return sum(one.primitive.name == "scan" for one in step.program.eqns)
+    return sum(eqn.primitive.name == "scan" for eqn in step.program.eqns)
 
 
 def _marked(jaxpr: Any) -> Iterator[str]:

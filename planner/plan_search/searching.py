@@ -8,7 +8,8 @@
 ...             x = x + jax.nn.relu(x @ layer["up"]["kernel"]) @ layer["down"]["kernel"]
 ...         return jnp.mean(x**2)
 ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
->>> up, down = jax.ShapeDtypeStruct((2048, 8192), "float32"), jax.ShapeDtypeStruct((8192, 2048), "float32")
+>>> up = jax.ShapeDtypeStruct((2048, 8192), "float32")
+>>> down = jax.ShapeDtypeStruct((8192, 2048), "float32")
 >>> layer = {"up": {"kernel": up}, "down": {"kernel": down}}
 >>> params = {"layers": {"0": layer, "1": layer}}
 >>> batch = {"x": jax.ShapeDtypeStruct((512, 2048), "float32")}
@@ -16,13 +17,16 @@
 >>> sorted(found.plan.resolve(params, found.mesh, strict=True).specs) == sorted(
 ...     f"layers.{n}.{name}.kernel" for n in (0, 1) for name in ("up", "down"))
 True
-"""  # noqa: E501
+
+What a search can be asked for.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import time
+import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -31,18 +35,15 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.traced.traced_step import TracedStep
 
-from ..machine.device_memory import device_memory
-from ..machine.topologies import Topology
+from ..machine.topologies import Topology, device_memory
 from ..traced.of_step import traced_step
 from .analytic_cost import AnalyticCost
 from .beam_search import BeamSearch
-from .close_look import Candidate, SeenPlan, checked, partitioned, seen, under_plan
 from .condensed_program import CondensedProgram
-from .fixed_rules import fixed_layouts, forced_layouts
 from .mesh_shapes import Where, meshes_for
-from .plan_checks import PlanChecks
+from .plan_candidates import Candidate, PlanChecks, SeenPlan, checked, partitioned, seen, under_plan
 from .plan_cost import SearchDepth
-from .search_request import check_request
+from .plan_rules import fixed_layouts, forced_layouts
 from .search_result import NothingFitsError, RunnerUp, SearchResult, nothing_fits, why_lost
 from .searched_step import runs_as_written, searched
 
@@ -133,47 +134,49 @@ def search(
     program = followed.program
     costs = []
     for one in meshes_for(mesh, _experts(program)):
-        given = fixed_layouts(fixed, traced, one)
-        forced = forced_layouts(given, program.dimensions.groups, one)
+        arguments = fixed_layouts(fixed, traced, one)
+        forced = forced_layouts(arguments, program.dimensions.groups, one)
         costs.append(AnalyticCost(program, one, forced))
 
-    def as_written(one: SeenPlan) -> SeenPlan:
+    def as_written(visited: SeenPlan) -> SeenPlan:
         """With layers written out, and traced under its plan: a bridge lays out gradients, too."""
         if traced is step or traced.framework == "jax":
-            return checked(followed, one)
-        laid = traced_step(step, args or (), kwargs or {}, one.candidate.mesh, one.plan)
-        return under_plan(followed, laid, one)
+            return checked(followed, visited)
+        as_written = traced_step(
+            step, args or (), kwargs or {}, visited.candidate.mesh, visited.plan
+        )
+        return under_plan(followed, as_written, visited)
 
-    def look(one: Candidate, depth: SearchDepth) -> SeenPlan:
-        return seen(followed, one, fixed, capacity, depth)
+    def look(candidate: Candidate, depth: SearchDepth) -> SeenPlan:
+        return seen(followed, candidate, fixed, capacity, depth)
 
     last = functools.partial(partitioned, followed) if depth == "partition" else None
     checks = PlanChecks(as_written, last)
     evaluated, share = 0, MARGIN if depth == "kinds" else WIDE
-    found: dict[object, SeenPlan] = {}
+    result: dict[object, SeenPlan] = {}
     ranked: list[SeenPlan] = []
     for left in reversed(range(TRIES)):
-        beams = [BeamSearch(one, share * capacity) for one in costs]
+        beams = [BeamSearch(cost, share * capacity) for cost in costs]
         chosen = _chosen(beams, LOOKED * candidates)
         evaluated += sum(len(beam.seen) for beam in beams)
         if depth == "kinds":
-            found |= {one.key: look(one, depth) for one in chosen if one.key not in found}
-            ranked = sorted(found.values(), key=lambda one: not one.cost.fits)
+            result |= {one.key: look(one, depth) for one in chosen if one.key not in result}
+            ranked = sorted(result.values(), key=lambda value: not value.cost.fits)
         else:
             plain = _plain(beams, PLAIN if left else len(beams), FAR * capacity)
             near = [one for one in chosen if one.scored.score <= NEAR * chosen[0].scored.score]
             closely = {one.key: one for one in (*plain, *near)}
-            known = {key for key, one in found.items() if one.cost.depth != "kinds"}
-            found |= {key: look(one, "trace") for key, one in closely.items() if key not in known}
-            found |= {one.key: look(one, "kinds") for one in chosen if one.key not in found}
+            cache = {key for key, one in result.items() if one.cost.depth != "kinds"}
+            result |= {key: look(one, "trace") for key, one in closely.items() if key not in cache}
+            result |= {one.key: look(one, "kinds") for one in chosen if one.key not in result}
             trace = functools.partial(look, depth="trace")
-            found |= _near_best(list(found.values()), trace, checks.told)
-            wanted = WRITTEN if runs_as_written(first) else 1
-            wanted = PARTITIONED if depth == "partition" else wanted
-            ranked = checks.settled(list(found.values()), wanted, leanest=not left)
+            result |= _near_best(list(result.values()), trace, checks.told)
+            count = WRITTEN if runs_as_written(first) else 1
+            count = PARTITIONED if depth == "partition" else count
+            ranked = checks.settled(list(result.values()), count, leanest=not left)
         best = ranked[0]
         over = [one for one in ranked if not one.cost.fits and one.cost.depth != "kinds"]
-        traced_seconds = {key: one.cost.seconds for key, one in found.items()}
+        traced_seconds = {key: one.cost.seconds for key, one in result.items()}
         most = traced_seconds[best.candidate.key]
         missed = [one for one in over if traced_seconds[one.candidate.key] < most]
         if best.cost.fits and not (missed and left == TRIES - 1):
@@ -186,31 +189,31 @@ def search(
     return _result(ranked, candidates, costs, evaluated, time.monotonic() - started)
 
 
-def _by_kinds(one: SeenPlan) -> float:
+def _by_kinds(visited: SeenPlan) -> float:
     """How much memory a plan needs by kinds, of what a check found."""
-    return one.candidate.scored.cost.memory / one.cost.memory
+    return visited.candidate.scored.cost.memory / visited.cost.memory
 
 
 def _near_best(
-    found: Sequence[SeenPlan],
+    result: Sequence[SeenPlan],
     look: Callable[[Candidate], SeenPlan],
-    told: Callable[[SeenPlan], SeenPlan],
+    text: Callable[[SeenPlan], SeenPlan],
 ) -> dict[object, SeenPlan]:
     """What single changes make of the best, and of what they made of it."""
 
-    def order(one: SeenPlan) -> tuple[object, ...]:
-        return one.cost.depth == "kinds", *told(one).order
+    def order(visited: SeenPlan) -> tuple[object, ...]:
+        return visited.cost.depth == "kinds", *text(visited).order
 
-    best = min(found, key=order)
-    known = {one.candidate.key for one in found if one.cost.depth != "kinds"}
+    best = min(result, key=order)
+    cache = {one.candidate.key for one in result if one.cost.depth != "kinds"}
     more = dict[object, SeenPlan]()
     for _ in range(STEPS):
         beam = best.candidate.beam
         near = [Candidate(one, beam) for one in beam.around(best.candidate.choice, AROUND)]
-        made = {one.key: look(one) for one in near if one.key not in known}
-        more |= made
-        known |= made.keys()
-        better = min([best, *made.values()], key=order)
+        new = {one.key: look(one) for one in near if one.key not in cache}
+        more |= new
+        cache |= new.keys()
+        better = min([best, *new.values()], key=order)
         if better is best:
             break
         best = better
@@ -218,21 +221,21 @@ def _near_best(
 
 
 def _result(
-    found: Sequence[SeenPlan],
+    result: Sequence[SeenPlan],
     count: int,
     costs: Sequence[AnalyticCost],
     evaluated: int,
     taken: float,
 ) -> SearchResult:
     of_kind: dict[object, SeenPlan] = {}
-    for one in found:
+    for one in result:
         of_kind.setdefault(one.candidate.kind, one)
     best, *rest = list(of_kind.values())[:count]
     others = tuple(
         RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost), one.idea)
         for one in rest
     )
-    least = min(one.least_seconds() for one in costs)
+    least = min(cost.least_seconds() for cost in costs)
     mesh = best.candidate.mesh
     return SearchResult(best.plan, mesh, best.cost, best.idea, others, least, evaluated, taken)
 
@@ -246,13 +249,6 @@ def plan_for(
     fixed: Plan | None = None,
 ) -> Plan:
     """What `Plan.auto` gives.
-
-    Args:
-        step: as for `search`.
-        args: likewise.
-        mesh: a mesh, or what `as_mesh` takes.
-        memory: as for `search`.
-        fixed: likewise.
 
     Raises:
         ShardingError: as `search`; or it is no mesh, without whose axes there is no plan.
@@ -272,12 +268,12 @@ def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
     """
     beams = sorted(beams, key=lambda one: one.begin())[:MESHES]
     each = math.ceil(count / len(beams))
-    found: dict[object, Candidate] = {}
+    chosen: dict[object, Candidate] = {}
     for beam in beams:
         for one in beam.run(each):
-            alike = one.score, float(f"{one.cost.memory:.9e}"), float(f"{one.cost.busy:.9e}")
-            found.setdefault(alike, Candidate(one, beam))
-    return sorted(found.values(), key=lambda one: one.scored.score)
+            same = one.score, float(f"{one.cost.memory:.9e}"), float(f"{one.cost.busy:.9e}")
+            chosen.setdefault(same, Candidate(one, beam))
+    return sorted(chosen.values(), key=lambda value: value.scored.score)
 
 
 def _plain(beams: Sequence[BeamSearch], count: int, most: float) -> list[Candidate]:
@@ -285,12 +281,12 @@ def _plain(beams: Sequence[BeamSearch], count: int, most: float) -> list[Candida
 
     Those that need more than `most` bytes by kinds are left out.
     """
-    found: dict[str, list[Candidate]] = {}
+    result: dict[str, list[Candidate]] = {}
     for beam in beams:
         for name, scored in beam.plain().items():
             if scored.cost.memory <= most:
-                found.setdefault(name, []).append(Candidate(scored, beam))
-    best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in found.items()}
+                result.setdefault(name, []).append(Candidate(scored, beam))
+    best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in result.items()}
     return [one for each in best.values() for one in each[:count]]
 
 
@@ -302,3 +298,21 @@ def _experts(program: CondensedProgram) -> int:
         if "expert" in group.names[0] and len(group.shape) > 2
     )
     return max(sizes, default=1)
+
+
+_DEPTHS = typing.get_args(SearchDepth)
+
+
+def check_request(depth: object, candidates: object) -> None:
+    """Refuse what a search cannot do, before it begins.
+
+    Raises:
+        ValueError: there is no such depth; or no plan at all is to be found.
+    """
+    if depth not in _DEPTHS:
+        raise ValueError(
+            f"depth is {', '.join(map(repr, _DEPTHS))}, not {depth!r}; iso.planner.estimate(step, "
+            "args, mesh, found.plan, depth='compile') asks the target's compiler of what is found"
+        )
+    if not isinstance(candidates, int) or candidates < 1:
+        raise ValueError(f"candidates= is how many plans are told, 1 or more, not {candidates!r}")

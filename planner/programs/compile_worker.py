@@ -1,4 +1,8 @@
-"""A program compiled in a process of its own, which can be ended, with its result kept on disk.
+"""A program compiled in a separate process that can be ended, with its result cached on disk.
+
+The cache has one file for each program, under `$ISOSHARD_PLAN_CACHE`, else
+`$XDG_CACHE_HOME/isoshard/plan`, else `~/.cache/isoshard/plan`. A file is written whole or not at
+all; those used longest ago go when there are too many bytes.
 
 The process leads a group of its own, so that ending it ends what it started (a CUDA compiler runs
 `ptxas`). It ends itself when this process does: it reads a pipe of which this one has the other
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -27,9 +32,90 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .exporting import ExportedStep
-from .planning_errors import CompilationError, CompilationTimeoutError
-from .program_cache import ProgramCache
-from .targets import CompileTarget, check, compiler_python
+from .targets import (
+    CompilationError,
+    CompilationTimeoutError,
+    CompileTarget,
+    check,
+    compiler_python,
+)
+
+VARIABLE = "ISOSHARD_PLAN_CACHE"
+LIMIT = 1 << 30
+"""Bytes that the cache holds at most."""
+
+
+class ProgramCache:
+    """A folder of compiled programs.
+
+    Args:
+        folder: where; None is the user's cache.
+        limit: bytes that it holds at most.
+
+    Example:
+        >>> cache = ProgramCache(Path(tempfile.mkdtemp()))
+        >>> cache.put("key", {"text": "HloModule"})
+        >>> cache.get("key"), cache.get("other")
+        ({'text': 'HloModule'}, None)
+    """
+
+    def __init__(self, folder: Path | str | None = None, limit: int = LIMIT):
+        """Name a folder; it is made when something is put there."""
+        self.folder = Path(folder) if folder is not None else default_folder()
+        self.limit = limit
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What was put there; None if nothing was, or the file is damaged."""
+        path = self._path(key)
+        try:
+            with gzip.open(path, "rt") as file:
+                load = json.load(file)
+            os.utime(path)
+        except (OSError, EOFError, ValueError):
+            return None
+        return load
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        """Store a value."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as raw:
+                with gzip.open(raw, "wt", compresslevel=3) as file:
+                    json.dump(value, file)
+            Path(name).replace(self._path(key))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        self._shrink()
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json.gz"
+
+    def _shrink(self) -> None:
+        """Remove what was used longest ago until the rest fits."""
+        files = []
+        for path in self.folder.glob("*.json.gz"):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                stat = path.stat()
+                files.append((stat.st_mtime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files, key=lambda name: name[0])[:-1]:
+            if total <= self.limit:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            total -= size
+
+
+def default_folder() -> Path:
+    """The folder that is used if none is named."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "isoshard" / "plan"
+
 
 WORKER = Path(__file__).with_name("worker.py")
 LOCK = Path(tempfile.gettempdir()) / f"isoshard-libtpu-{os.getuid()}.lock"
@@ -90,28 +176,28 @@ def compiled(
     interpreter = compiler_python(python)
     versions = check(target.machine, interpreter)
     key = _key(step, target, versions)
-    kept = None if cache is False else ProgramCache(None if cache is True else cache)
-    found = kept.get(key) if kept else None
-    if found is None:
+    saved = None if cache is False else ProgramCache(None if cache is True else cache)
+    result = saved.get(key) if saved else None
+    if result is None:
         with _shown(progress, target) as tell:
-            found = _made(step, target, interpreter, timeout, tell)
-        if kept:
-            kept.put(key, found)
-        return _as_text(found, cached=False)
-    return _as_text(found, cached=True)
+            result = _made(step, target, interpreter, timeout, tell)
+        if saved:
+            saved.put(key, result)
+        return _as_text(result, cached=False)
+    return _as_text(result, cached=True)
 
 
-def _as_text(found: Mapping[str, Any], *, cached: bool) -> ProgramText:
+def _as_text(result: Mapping[str, Any], *, cached: bool) -> ProgramText:
     names = ("text", "memory", "cost", "versions", "seconds")
-    return ProgramText(*(found[name] for name in names), cached=cached)
+    return ProgramText(*(result[name] for name in names), cached=cached)
 
 
 def _key(step: ExportedStep, target: CompileTarget, versions: Mapping[str, str]) -> str:
     """A digest of all that the result depends on."""
-    said = dataclasses.asdict(target) | dataclasses.asdict(step) | {"data": None}
-    told = json.dumps([said, dict(versions), _passed_on(target)], sort_keys=True, default=str)
+    key = dataclasses.asdict(target) | dataclasses.asdict(step) | {"data": None}
+    dumps = json.dumps([key, dict(versions), _passed_on(target)], sort_keys=True, default=str)
     digest = hashlib.sha256(step.data)
-    digest.update(told.encode())
+    digest.update(dumps.encode())
     digest.update(WORKER.read_bytes())
     return digest.hexdigest()
 
@@ -137,9 +223,9 @@ def _made(
         (folder / "request.json").write_text(json.dumps(request))
         (folder / "program.bin").write_bytes(step.data)
         _run(folder, target, python, timeout, ends, tell)
-        found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        found["text"] = (folder / "program.hlo").read_text()
-    return found
+        loads: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        loads["text"] = (folder / "program.hlo").read_text()
+    return loads
 
 
 def _run(
@@ -150,8 +236,8 @@ def _run(
     ends: float | None,
     tell: Listener,
 ) -> None:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    kept.pop("XLA_FLAGS", None)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment.pop("XLA_FLAGS", None)
     errors = folder / "stderr.txt"
     began = time.monotonic()
     with errors.open("wb") as file:
@@ -160,7 +246,7 @@ def _run(
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,
-            env=kept | _passed_on(target),
+            env=environment | _passed_on(target),
             start_new_session=True,
         )
     try:
@@ -200,10 +286,10 @@ _RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 def _why(status: int, errors: Path, target: CompileTarget) -> str:
-    said = errors.read_text(errors="replace").strip().partition(_ASIDE)[0].splitlines()
-    raised = [at for at, line in enumerate(said) if _RAISED.match(line)]
-    told = said[raised[-1] :][:12] if raised else said[-12:]
-    last = "\n".join(line[:600] for line in told) or "it said nothing"
+    splitlines = errors.read_text(errors="replace").strip().partition(_ASIDE)[0].splitlines()
+    raised = [at for at, line in enumerate(splitlines) if _RAISED.match(line)]
+    tail = splitlines[raised[-1] :][:12] if raised else splitlines[-12:]
+    last = "\n".join(line[:600] for line in tail) or "it said nothing"
     killed = ""
     if status < 0:
         killed = f" was ended by {signal.Signals(-status).name}"

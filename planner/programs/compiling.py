@@ -2,8 +2,8 @@
 
 `by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
-what the target's compiler would make of the rest is modelled (`target_memory`, `target_rewrites`,
-`windowed_products`).
+what the target's compiler would make of the rest is modelled (`target_schedule`,
+`collective_rewrites`, `windowed_products`).
 The host's compiler is kept from widening bfloat16, from handing products to libraries and from
 joining reductions, none of which the targets do; and from taking barriers away before it schedules:
 they hold what is computed again (`jax.checkpoint`) back until its gradient is wanted.
@@ -13,29 +13,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import parsed
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.costs.device_program import DeviceProgram
+from isoshard.planner.machine.topologies import Topology
+from isoshard.planner.machine.topologies import topology_of
+from .collective_rewrites import chained_as_one
+from .compile_worker import Listener
+from .compile_worker import ProgramText
+from .compile_worker import compiled
+from .device_ops import device_ops
+from .device_ops import dtype_name
+from .device_ops import line_at
+from .exporting import exported
+from .hlo_liveness import ProgramLiveness
+from .hlo_liveness import liveness
+from .scaled_meshes import scaled_back
+from .scaled_meshes import scaled_down
+from .target_schedule import target_liveness
+from .targets import CompilationError
+from .targets import CompileTarget
+from .targets import HOST_DEVICES
+from .targets import target_of
+from .windowed_products import multiplied_by_parts
+from .windowed_products import windowed_products
+from isoshard.planner.reports.report import LiveArray
+from isoshard.planner.reports.report import MemoryEstimate
+from jax.sharding import PartitionSpec
 from pathlib import Path
 from typing import Any
 
-from jax.sharding import PartitionSpec
-
-from isoshard.core.runtime.hlo_text import HloModule, parsed
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.costs.device_program import DeviceProgram
-from isoshard.planner.machine.topologies import Topology, topology_of
-from isoshard.planner.reports.report import LiveArray, MemoryEstimate
-
-from .chained_collectives import chained_as_one
-from .compile_worker import Listener, ProgramText, compiled
-from .device_ops import device_ops, dtype_name
-from .exporting import exported
-from .live_values import ProgramLiveness, liveness
-from .nearest_lines import line_at
-from .planning_errors import CompilationError
-from .scaled_meshes import scaled_back, scaled_down
-from .target_memory import target_liveness
-from .targets import HOST_DEVICES, CompileTarget, target_of
-from .windowed_loops import multiplied_by_parts
-from .windowed_products import windowed_products
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
 """A chip's platform -> what `jax.export` calls it."""
@@ -92,29 +100,29 @@ def by_partitioner(
         PlanningError: the compiler refused it, took too long, or the step cannot be scaled down
             from more devices than a host can have.
     """
-    given = {"timeout": timeout, "progress": progress, "cache": cache, "python": python}
+    arguments = {"timeout": timeout, "progress": progress, "cache": cache, "python": python}
     if step.mesh.size <= HOST_DEVICES:
-        return _partition(step, given)
+        return _partition(step, arguments)
     large, small = scaled_down(step, HOST_DEVICES)
     sizes = (large.size, small.size)
-    programs = [_partition(one.step, given, one.axis) for one in (large, small)]
-    whole = step.mesh.shape[large.axis]
-    made = scaled_back(programs[0], programs[1], sizes, whole, step)
+    programs = [_partition(one.step, arguments, one.axis) for one in (large, small)]
+    full = step.mesh.shape[large.axis]
+    new = scaled_back(programs[0], programs[1], sizes, full, step)
     joined = "collectives that its compiler would join are counted each"
     note = (
         f"partitioned for {large.size} and {small.size} devices along {large.axis!r}, and scaled "
-        f"to {whole}: this host can have {HOST_DEVICES} devices, and the mesh has {step.mesh.size}"
+        f"to {full}: this host can have {HOST_DEVICES} devices, and the mesh has {step.mesh.size}"
     )
-    return dataclasses.replace(made, notes=(*made.notes, joined, note))
+    return dataclasses.replace(new, notes=(*new.notes, joined, note))
 
 
-def _partition(step: TracedStep, given: Mapping[str, Any], scaled: str = "") -> DeviceProgram:
+def _partition(step: TracedStep, arguments: Mapping[str, Any], scaled: str = "") -> DeviceProgram:
     machine = topology_of(step.mesh)
     target = CompileTarget("host") if machine.chip.platform == "cpu" else HOST
-    made = compiled(exported(step, "cpu"), target, **given)
+    new = compiled(exported(step, "cpu"), target, **arguments)
     if target is HOST:
-        return partitioned(step, made, machine, scaled)
-    return _as_compiled(step, made, machine)
+        return partitioned(step, new, machine, scaled)
+    return _as_compiled(step, new, machine)
 
 
 def by_compiler(
@@ -144,7 +152,7 @@ def by_compiler(
     """
     machine = topology_of(step.mesh)
     platform = PLATFORMS[machine.chip.platform]
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "timeout": timeout,
         "progress": progress,
         "cache": cache,
@@ -153,36 +161,29 @@ def by_compiler(
     target, notes = target_of(step.mesh, machine), ()
     program = exported(step, platform)
     try:
-        made = compiled(program, target, **given)
+        new = compiled(program, target, **arguments)
     except CompilationError as error:
         if _UNTILED not in str(error):
             raise
-        made = compiled(program, dataclasses.replace(target, flags=_BY_LIBRARY), **given)
+        new = compiled(program, dataclasses.replace(target, flags=_BY_LIBRARY), **arguments)
         notes = (_UNTRIED,)
-    return dataclasses.replace(_as_compiled(step, made, machine), notes=notes)
+    return dataclasses.replace(_as_compiled(step, new, machine), notes=notes)
 
 
 def partitioned(
-    step: TracedStep, made: ProgramText, machine: Topology, scaled: str = ""
+    step: TracedStep, new: ProgramText, machine: Topology, scaled: str = ""
 ) -> DeviceProgram:
-    """What the partitioner's program says of a step on a TPU or a GPU.
-
-    Args:
-        step: it.
-        made: by `HOST`.
-        machine: that it is planned for.
-        scaled: an axis of the mesh that is smaller here than the numbers are for.
-    """
+    """What the partitioner's program says of a step on a TPU or a GPU."""
     chip = machine.chip
-    module = chained_as_one(parsed(made.text), chip.platform)
-    given = [_axes(one.sharding.spec) for one in step.inputs]
-    products = windowed_products(module, step.mesh, given, chip.name, scaled)
-    found, notes = target_liveness(module, chip.platform, chip.memory, products)
+    module = chained_as_one(parsed(new.text), chip.platform)
+    arguments = [_axes(leaf.sharding.spec) for leaf in step.inputs]
+    products = windowed_products(module, step.mesh, arguments, chip.name, scaled)
+    result, notes = target_liveness(module, chip.platform, chip.memory, products)
     sending = multiplied_by_parts(module, products)
-    ops = device_ops(sending, step.mesh, found.at, target=chip.platform, joining=not scaled)
-    memory = _memory(step, sending, found, found.total, machine)
+    ops = device_ops(sending, step.mesh, result.at, target=chip.platform, joining=not scaled)
+    memory = _memory(step, sending, result, result.total, machine)
     note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
-    return DeviceProgram(ops, memory, (note, *notes), made.versions)
+    return DeviceProgram(ops, memory, (note, *notes), new.versions)
 
 
 def _axes(spec: PartitionSpec) -> frozenset[str]:
@@ -191,20 +192,17 @@ def _axes(spec: PartitionSpec) -> frozenset[str]:
     return frozenset(axis for entry in entries for axis in entry)
 
 
-def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:
-    module = parsed(made.text)
-    found = liveness(module)
-    peak = peak_of(made.memory)
-    ops = device_ops(module, step.mesh, found.at)
-    memory = _memory(step, module, found, peak, machine)
-    return DeviceProgram(ops, memory, (), made.versions)
+def _as_compiled(step: TracedStep, new: ProgramText, machine: Topology) -> DeviceProgram:
+    module = parsed(new.text)
+    result = liveness(module)
+    peak = peak_of(new.memory)
+    ops = device_ops(module, step.mesh, result.at)
+    memory = _memory(step, module, result, peak, machine)
+    return DeviceProgram(ops, memory, (), new.versions)
 
 
 def peak_of(memory: Mapping[str, int]) -> int:
     """The bytes that a compiled program needs at once.
-
-    Args:
-        memory: fields of `memory_analysis()`.
 
     Example:
         >>> peak_of({"argument_size_in_bytes": 8, "output_size_in_bytes": 8,
@@ -220,12 +218,12 @@ def peak_of(memory: Mapping[str, int]) -> int:
 
 
 def _memory(
-    step: TracedStep, module: HloModule, found: ProgramLiveness, peak: int, machine: Topology
+    step: TracedStep, module: HloModule, result: ProgramLiveness, peak: int, machine: Topology
 ) -> MemoryEstimate:
     roles = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
-    for one in step.inputs:
-        role = one.role if one.role in roles else "input"
-        roles[role] += one.bytes_per_device
+    for leaf in step.inputs:
+        role = leaf.role if leaf.role in roles else "input"
+        roles[role] += leaf.bytes_per_device
     largest = [
         LiveArray(
             buffer.maker.name,
@@ -234,20 +232,20 @@ def _memory(
             buffer.bytes,
             line_at(module, buffer.maker),
         )
-        for buffer in sorted(found.alive, key=lambda one: -one.bytes)[:_SHOWN]
+        for buffer in sorted(result.alive, key=lambda leaf: -leaf.bytes)[:_SHOWN]
         if buffer.bytes
     ]
     largest += [
         LiveArray(
-            one.name,
-            tuple(one.sharding.shard_shape(one.shape)),
-            one.dtype.name,
-            one.bytes_per_device,
+            leaf.name,
+            tuple(leaf.sharding.shard_shape(leaf.shape)),
+            leaf.dtype.name,
+            leaf.bytes_per_device,
             "",
         )
-        for one in step.inputs
+        for leaf in step.inputs
     ]
-    largest.sort(key=lambda one: -one.bytes)
+    largest.sort(key=lambda leaf: -leaf.bytes)
     return MemoryEstimate(
         roles["parameter"],
         roles["buffer"],
@@ -255,7 +253,7 @@ def _memory(
         roles["input"],
         max(0, peak - sum(roles.values())),
         peak,
-        line_at(module, found.peak) if found.peak else "",
+        line_at(module, result.peak) if result.peak else "",
         tuple(largest[:_SHOWN]),
         machine.chip.memory,
     )

@@ -1,4 +1,7 @@
-"""The operations of a compiled program, in the order in which one device runs them."""
+"""The operations of a compiled program, in the order in which one device runs them.
+
+An instruction that XLA inserted has the user's line of the nearest one that has any.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,61 @@ from isoshard.core.runtime.hlo_collectives import (
     groups_of,
     operation,
 )
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 from isoshard.planner.costs.device_program import DeviceOp
+from isoshard.planner.scheduling.kernels import awaited
 
-from .hlo_costs import FREE, Costs, costs_of, operand_arrays
-from .joined_collectives import SentBy, joined
-from .layout_moves import is_reordered
-from .loop_trips import trips
-from .nearest_lines import line_of, nearest_line
+from .collective_combining import SentBy, joined
+from .collective_rewrites import is_narrowed, is_sliced, joined_reductions
+from .hlo_costs import FREE, Costs, costs_of, operand_arrays, trips
+from .hlo_kernels import dataflow
+from .hlo_layouts import is_reordered
+from .hlo_text import Computation, HloModule, Instruction
 from .sliced_programs import SlicedProgram
-from .target_rewrites import is_narrowed, is_sliced, joined_reductions
+
+_STEPS = 6
+"""How far to look."""
+
+
+def nearest_line(module: HloModule, inside: Computation, row: Instruction) -> str:
+    """The line of an instruction, of what it does inside, or of the nearest that has one.
+
+    Returns:
+        The line of what it is made from, rather than of what is made from it; "" if none is near.
+    """
+    bodies = [module.computations[name] for name in row.called if name in module.computations]
+    inner = [row for body in bodies for row in (body.root, *body.instructions.values())]
+    result = next(filter(None, map(module.line_of, [row, *inner])), "")
+    return result or _along(module, inside, row, up=True) or _along(module, inside, row, up=False)
+
+
+def line_at(module: HloModule, row: Instruction) -> str:
+    """As `nearest_line`, of an instruction wherever it stands."""
+    line = module.line_of(row)
+    if line:
+        return line
+    positions = (body for body in module.computations.values() if row.name in body.instructions)
+    inside = next(positions, None)
+    return nearest_line(module, inside, row) if inside else ""
+
+
+def _along(module: HloModule, inside: Computation, row: Instruction, *, up: bool) -> str:
+    near, visited = [row], {row.name}
+    for _ in range(_STEPS):
+        around = [other for at in near for other in _next_to(inside, at, up)]
+        near = [other for other in around if other.name not in visited]
+        visited |= {other.name for other in near}
+        result = next(filter(None, map(module.line_of, near)), "")
+        if result:
+            return result
+    return ""
+
+
+def _next_to(inside: Computation, row: Instruction, up: bool) -> list[Instruction]:
+    if not up:
+        return list(inside.users.get(row.name, ()))
+    next_ = inside.instructions
+    return [next_[name] for name in row.operands if name in next_]
+
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -40,16 +88,13 @@ _SCATTERS = "all-reduce-scatter"
 """What the name of a fusion's computation begins with that is a reduce-scatter of a TPU."""
 
 WINDOWED = "windowed_dot_general_body"
-"""What the name of a loop's body has in it that multiplies while it sends; see `windowed_loops`."""
+"""In the names of the bodies of loops that multiply while they send; see `windowed_products`."""
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 def dtype_name(short: str) -> str:
     """NumPy's name of one of HLO's dtypes.
-
-    Args:
-        short: such as "bf16".
 
     Example:
         >>> dtype_name("bf16"), dtype_name("s32"), dtype_name("f8e4m3fn")
@@ -77,9 +122,9 @@ def device_ops(
         mesh: over all devices of the program, in their order.
         live: bytes alive while an instruction runs, by its name.
         target: "tpu" or "gpu": the program is the host's and read as the compiler of one would
-            have it; see `target_rewrites`. "": it is read as it is.
+            have it; see `collective_rewrites`. "": it is read as it is.
         joining: whether small collectives are one where it sends them so; see
-            `joined_collectives`.
+            `collective_combining`.
         slices: how many slices the devices are in, if they do not know.
     """
     return tuple(_Reader(module, mesh, live, target, joining, slices).of(module.entry, 1, 0))
@@ -105,99 +150,100 @@ class _Reader:
         self.places = SlicedProgram(module, mesh, slices)
         self.loops = 0
         self.lines: dict[str, str] = {}
+        self.awaited: dict[str, set[str]] = {}
 
     def of(self, inside: Computation, times: int, scope: int) -> list[DeviceOp]:
         """What one computation does, and those that it calls."""
         done = list(self._done(inside, times, scope))
         if self.target and self.joining:
             return joined(self.module, inside, done, self.target)
-        return [one.op for one in done]
+        return [op.op for op in done]
 
     def _done(self, inside: Computation, times: int, scope: int) -> Iterator[SentBy]:
         sent: set[str] = set()
         added = joined_reductions(self.module, inside) if self.target else frozenset()
-        for one in inside.instructions.values():
+        for row in inside.instructions.values():
             inner: Iterable[DeviceOp] = ()
-            if one.opcode == "while":
+            if row.opcode == "while":
                 self.loops += 1
-                body = self.module.computations[one.called[0]]
-                inner = self.of(body, times * trips(self.module, inside, one), self.loops)
-            elif one.opcode == "call":
-                inner = self.of(self.module.computations[one.called[0]], times, scope)
-            elif one.opcode == "conditional":
-                bodies = [self.module.computations[name] for name in one.called]
+                body = self.module.computations[row.called[0]]
+                inner = self.of(body, times * trips(self.module, inside, row), self.loops)
+            elif row.opcode == "call":
+                inner = self.of(self.module.computations[row.called[0]], times, scope)
+            elif row.opcode == "conditional":
+                bodies = [self.module.computations[name] for name in row.called]
                 ways = [tuple(self.of(body, times, scope)) for body in bodies]
                 inner = max(ways, key=_size, default=())
-            elif one.name not in added and one.opcode not in FREE | {"copy-start"}:
-                if not one.opcode.endswith("-done"):
-                    ops = self._of_one(inside, one, times, scope, sent)
-                    yield from (SentBy(one.name, op) for op in ops)
+            elif row.name not in added and row.opcode not in FREE | {"copy-start"}:
+                if not row.opcode.endswith("-done"):
+                    ops = self._of_one(inside, row, times, scope, sent)
+                    yield from (SentBy(row.name, op) for op in ops)
             yield from (SentBy("", op) for op in inner)
 
     def _of_one(
-        self, inside: Computation, one: Instruction, times: int, scope: int, sent: set[str]
+        self, inside: Computation, row: Instruction, times: int, scope: int, sent: set[str]
     ) -> Iterator[DeviceOp]:
-        line, live = self._line(inside, one), self.live.get(one.name, 0)
-        if operation(one):
-            waits = bool(scope) and self._waits(inside, one)
-            yield from self._collective(inside, one, times, scope, line, live, waits)
+        line, live = self._line(inside, row), self.live.get(row.name, 0)
+        if operation(row.text):
+            waits = bool(scope) and self._waits(inside, row)
+            yield from self._collective(inside, row, times, scope, line, live, waits)
             return
-        for within, inner in self._collectives_in(one):
+        for within, inner in self._collectives_in(row):
             # One that runs beside others stands in several fusions: its start, what is computed
             # meanwhile, its end.
             channel = _CHANNEL.search(inner.attributes)
             if channel is None or channel[1] not in sent:
                 sent.add(channel[1] if channel else "")
-                said = line_of(self.module, inner) or line
-                waits = bool(scope) and self._waits(inside, one)
-                yield from self._collective(within, inner, times, scope, said, live, waits)
-        costs = costs_of(self.module, inside, one)
+                text = self.module.line_of(inner) or line
+                waits = bool(scope) and self._waits(inside, row)
+                yield from self._collective(within, inner, times, scope, text, live, waits)
+        costs = costs_of(self.module, inside, row)
         if costs.flops or costs.bytes:
-            reordered = costs.bytes if is_reordered(self.module, inside, one) else 0.0
+            reordered = costs.bytes if is_reordered(self.module, inside, row) else 0.0
             yield DeviceOp(
-                one.opcode, line, costs.flops, costs.bytes, dtype_name(costs.dtype), times,
+                row.opcode, line, costs.flops, costs.bytes, dtype_name(costs.dtype), times,
                 live=live, scope=scope, reordered=reordered,
             )  # fmt: skip
 
-    def _collectives_in(self, one: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-        if one.opcode not in ("fusion", "async-start", "custom-call"):
+    def _collectives_in(self, row: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+        if row.opcode not in ("fusion", "async-start", "custom-call"):
             return
-        for name in one.called:
+        for name in row.called:
             within = self.module.computations.get(name)
             if within is None:
                 continue
             for inner in within.instructions.values():
-                if operation(inner):
+                if operation(inner.text):
                     yield within, inner
 
     def _collective(
         self,
         inside: Computation,
-        one: Instruction,
+        row: Instruction,
         times: int,
         scope: int,
         line: str,
         live: int,
         waits: bool,
     ) -> Iterator[DeviceOp]:
-        kind, size = operation(one) or ("", 0)
-        outside = self.places.talking(one.text)
-        groups = self.places.of_mesh(groups_of(one.text))
+        kind, size = operation(row.text) or ("", 0)
+        outside = self.places.talking(row.text)
+        groups = self.places.of_mesh(groups_of(row.text))
         axes = outside.axes or axes_along(kind, size, groups, self.mesh)
         if not axes:
             return
-        arrays = operand_arrays(inside, one) or list(one.arrays)
-        costs = costs_of(self.module, inside, one)
+        arrays = operand_arrays(inside, row) or list(row.arrays)
+        costs = costs_of(self.module, inside, row)
         if kind == "reduce-scatter":
-            size = sum(array.bytes for array in operand_arrays(inside, one)) or size
+            size = sum(array.bytes for array in operand_arrays(inside, row)) or size
         count = len(groups[0]) if groups else self.mesh.size
         scatters = inside.name.startswith(_SCATTERS) or (
-            self.target and is_sliced(self.module, inside, one, count)
+            self.target and is_sliced(self.module, inside, row, count)
         )
         if kind == "all-reduce" and scatters:
             kind = "reduce-scatter"
         dtype = arrays[0].dtype if arrays else ""
-        if self.target and is_narrowed(self.module, inside, one, self.target):
+        if self.target and is_narrowed(self.module, inside, row, self.target):
             dtype, size = "bf16", size // 2
         yield DeviceOp(
             kind,
@@ -213,37 +259,39 @@ class _Reader:
             slices=outside.slices or self.places.met(groups, exact=self.joining),
         )
 
-    def _waits(self, inside: Computation, one: Instruction) -> bool:
+    def _waits(self, inside: Computation, row: Instruction) -> bool:
         """Whether an operand follows from products of this run of a loop, or from its last run."""
         if WINDOWED in inside.name:
             return False  # parts are sent on while others are multiplied
-        stack, seen = list(one.operands), set[str]()
-        while stack:
-            found = inside.instructions.get(stack.pop())
-            if found is None or found.name in seen:
-                continue
-            seen.add(found.name)
-            if costs_of(self.module, inside, found).flops or _is_carried(inside, found):
-                return True
-            stack += found.operands
-        return False
+        names = self.awaited.get(inside.name)
+        if names is None:
+            kernels = dataflow(self.module, inside)
+            rows = [
+                (kernel.reads, kernel.writes, bool(costs_of(self.module, inside, kernel.op).flops))
+                for kernel in kernels
+            ]
+            carried = [n for n, kernel in enumerate(kernels) if _is_carried(inside, kernel.op)]
+            depends, _ = awaited(rows, carried)
+            names = {k.op.name for k, late in zip(kernels, depends, strict=True) if late}
+            self.awaited[inside.name] = names
+        return row.name in names
 
-    def _line(self, inside: Computation, one: Instruction) -> str:
-        if one.name not in self.lines:
-            self.lines[one.name] = nearest_line(self.module, inside, one)
-        return self.lines[one.name]
+    def _line(self, inside: Computation, row: Instruction) -> str:
+        if row.name not in self.lines:
+            self.lines[row.name] = nearest_line(self.module, inside, row)
+        return self.lines[row.name]
 
 
-def _is_carried(inside: Computation, one: Instruction) -> bool:
+def _is_carried(inside: Computation, row: Instruction) -> bool:
     """Whether an array is an element of a loop's carry that each run changes."""
-    source = inside.instructions.get(one.operands[0]) if one.operands else None
-    if one.opcode != "get-tuple-element" or source is None or source.opcode != "parameter":
+    source = inside.instructions.get(row.operands[0]) if row.operands else None
+    if row.opcode != "get-tuple-element" or source is None or source.opcode != "parameter":
         return False
-    index = int(one.attributes.partition("index=")[2].partition(",")[0])
-    if inside.root.opcode != "tuple" or not any(array.sizes for array in one.arrays):
+    index = int(row.attributes.partition("index=")[2].partition(",")[0])
+    if inside.root.opcode != "tuple" or not any(array.sizes for array in row.arrays):
         return False
     after = inside.instructions[inside.root.operands[index]]
-    same = after.opcode == "get-tuple-element" and after.operands == one.operands
+    same = after.opcode == "get-tuple-element" and after.operands == row.operands
     return not (same and f"index={index}," in after.attributes + ",")
 
 
@@ -256,14 +304,14 @@ def axes_along(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple
         groups: who talks to whom, as places in the mesh; None or () are all.
         mesh: over the devices of the program.
     """
-    found = axes_of(Collective(KINDS[kind], size, groups or (), 1), mesh)
-    if found is not None:
-        return found
+    axes = axes_of(Collective(KINDS[kind], size, groups or (), 1), mesh)
+    if axes is not None:
+        return axes
     shape = tuple(mesh.axis_sizes)
     varying: set[int] = set()
     for group in groups or ():
-        places = np.unravel_index(np.array(group) % mesh.size, shape)
-        varying |= {axis for axis, at in enumerate(places) if len(set(at.tolist())) > 1}
+        positions = np.unravel_index(np.array(group) % mesh.size, shape)
+        varying |= {axis for axis, at in enumerate(positions) if len(set(at.tolist())) > 1}
     return tuple(mesh.axis_names[axis] for axis in sorted(varying))
 
 
@@ -272,9 +320,5 @@ def _size(ops: tuple[DeviceOp, ...]) -> float:
 
 
 def total(ops: tuple[DeviceOp, ...]) -> Costs:
-    """Flops and bytes of one step.
-
-    Args:
-        ops: of one device.
-    """
+    """Flops and bytes of one step."""
     return Costs(sum(o.flops * o.times for o in ops), sum(o.bytes * o.times for o in ops), "")

@@ -14,25 +14,27 @@ arrays that they stand for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
-
 import jax
-from jax import export
-from jax.sharding import NamedSharding
-
+from collections.abc import Iterator
 from isoshard.core.layout.axis_types import is_typed
 from isoshard.core.runtime._jax_internals import no_locations
-from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime.flops import flops_of
 from isoshard.core.runtime.jaxprs import JaxprRewriter
-from isoshard.core.traced.source_lines import line_of, scope_of
+from isoshard.core.traced.source_lines import line_of
+from isoshard.core.traced.source_lines import scope_of
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.traced.abstract_meshes import abstract_layout, on_abstract_mesh
-
 from .hlo_costs import KERNEL
-from .planning_errors import CompilerMissingError, PlanningError
 from .self_split import answered
+from .targets import CompilerMissingError
+from .targets import PlanningError
+from isoshard.planner.propagation.flops import flops_of
+from isoshard.planner.traced.platform_programs import abstract_layout
+from isoshard.planner.traced.platform_programs import on_abstract_mesh
+from jax import export
+from jax.sharding import NamedSharding
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +63,6 @@ class ExportedStep:
 def exported(step: TracedStep, platform: str) -> ExportedStep:
     """Export a step for a platform.
 
-    Args:
-        step: over devices that are here or described.
-        platform: "cpu", "tpu" or "cuda".
-
     Returns:
         The program. JAX gives each result the first donated input of its shape and dtype; so
         results that replace an input stand first, in the order of those inputs.
@@ -90,7 +88,7 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
     run = jaxpr_as_fun(program)
     function = jax.jit(
         lambda *inputs: _in_order(run(*inputs), order),
-        in_shardings=tuple(_abstract(one.sharding) for one in step.inputs),
+        in_shardings=tuple(_abstract(leaf.sharding) for leaf in step.inputs),
         out_shardings=tuple(_abstract(step.results[at].sharding) for at in order),
         keep_unused=True,
     )
@@ -106,8 +104,8 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
     anything = [export.DisabledSafetyCheck.custom_call("ALL")]
     try:
         with jax.enable_x64(step.wide), no_locations():
-            made = export.export(function, platforms=[platform], disabled_checks=anything)
-            data = _serialized(made(*arguments), step.name)
+            new = export.export(function, platforms=[platform], disabled_checks=anything)
+            data = _serialized(new(*arguments), step.name)
     except (NotImplementedError, ValueError) as error:
         meant = step.mesh.devices.flat[0].platform
         others = "depth='trace' only"
@@ -119,13 +117,13 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         ) from error
     mesh = step.mesh
     axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    types = tuple(one.name for one in mesh.axis_types)
+    types = tuple(dtype.name for dtype in mesh.axis_types)
     return ExportedStep(data, donated, order, axes, types, step.wide, platform)
 
 
-def _serialized(made: export.Exported, name: str) -> bytes:
+def _serialized(new: export.Exported, name: str) -> bytes:
     try:
-        return bytes(made.serialize())
+        return bytes(new.serialize())
     except ImportError as error:  # jax does not require what it writes programs with
         raise CompilerMissingError(
             f"{name} cannot be planned at this depth: JAX exports programs by flatbuffers, "
@@ -137,9 +135,6 @@ def with_lines(program: Any) -> Any:
     """The same jaxpr with each equation's line as its innermost name scope, at any depth.
 
     Of a kernel of Pallas there is one more, which says what it computes.
-
-    Args:
-        program: a jaxpr, closed or not.
 
     Returns:
         A jaxpr of the same kind, in which operators of `custom_partitioning` are calls of what
@@ -178,8 +173,8 @@ def _pairs(step: TracedStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _same(step: TracedStep, source: int, result: int) -> bool:
     """Whether a result's memory can be that of an input."""
-    given, made = step.program.in_avals[source], step.program.out_avals[result]
-    return (given.shape, given.dtype) == (made.shape, made.dtype)
+    arguments, new = step.program.in_avals[source], step.program.out_avals[result]
+    return (arguments.shape, arguments.dtype) == (new.shape, new.dtype)
 
 
 def _in_order(values: list[Any], order: tuple[int, ...]) -> tuple[Any, ...]:

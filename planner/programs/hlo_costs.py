@@ -14,6 +14,10 @@ once, as a fusion reads and writes them; of what is sliced only the slice counts
 ... }''')
 >>> costs_of(module, module.entry, module.root)
 Costs(flops=1024.0, bytes=448.0, dtype='bf16')
+
+The trip count of a loop is what XLA notes. Programs of TPUs have no note; their loops count: an
+element of the carry starts at a constant, grows by a constant in each run, and is compared with a
+constant or another element.
 """
 
 from __future__ import annotations
@@ -59,13 +63,7 @@ class Costs:
 
 
 def costs_of(module: HloModule, inside: Computation, instruction: Instruction) -> Costs:
-    """The costs of one instruction, with those of a fusion's body.
-
-    Args:
-        module: its program.
-        inside: the computation that it stands in.
-        instruction: it.
-    """
+    """The costs of one instruction, with those of a fusion's body."""
     flops, dtype = _products(module, inside, instruction)
     if not dtype:
         dtype = instruction.arrays[0].dtype if instruction.arrays else ""
@@ -73,31 +71,26 @@ def costs_of(module: HloModule, inside: Computation, instruction: Instruction) -
 
 
 def operand_arrays(inside: Computation, instruction: Instruction) -> list[ArrayShape]:
-    """The arrays of all operands, in order.
-
-    Args:
-        inside: the computation that the instruction stands in.
-        instruction: it.
-    """
-    known = inside.instructions
-    return [array for name in instruction.operands if name in known for array in known[name].arrays]
+    """The arrays of all operands, in order."""
+    rows = inside.instructions
+    return [array for name in instruction.operands if name in rows for array in rows[name].arrays]
 
 
-def _products(module: HloModule, inside: Computation, one: Instruction) -> tuple[float, str]:
+def _products(module: HloModule, inside: Computation, row: Instruction) -> tuple[float, str]:
     """Operations of the products in an instruction, and the dtype of most of them."""
-    operands = operand_arrays(inside, one)
-    if one.opcode == "dot" and operands:
+    operands = operand_arrays(inside, row)
+    if row.opcode == "dot" and operands:
         sizes = operands[0].sizes
-        summed = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", one.attributes)
-        return _product(one, [sizes[axis] for axis in summed]), operands[0].dtype
-    if one.opcode == "convolution" and len(operands) > 1:
-        return _convolution(one, *operands[:2]), operands[0].dtype
-    if one.opcode == "custom-call" and operands:
-        return _library_product(one, operands)
-    if one.opcode not in ("fusion", "async-start", "call-start"):
+        summed = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", row.attributes)
+        return _product(row, [sizes[axis] for axis in summed]), operands[0].dtype
+    if row.opcode == "convolution" and len(operands) > 1:
+        return _convolution(row, *operands[:2]), operands[0].dtype
+    if row.opcode == "custom-call" and operands:
+        return _library_product(row, operands)
+    if row.opcode not in ("fusion", "async-start", "call-start"):
         return 0.0, ""
     total, most, dtype = 0.0, 0.0, ""
-    for name in one.called:
+    for name in row.called:
         body = module.computations.get(name)
         if body is None:
             continue
@@ -109,32 +102,32 @@ def _products(module: HloModule, inside: Computation, one: Instruction) -> tuple
     return total, dtype
 
 
-def _product(one: Instruction, summed: list[int]) -> float:
-    return 2.0 * math.prod(one.arrays[0].sizes) * math.prod(summed)
+def _product(row: Instruction, summed: list[int]) -> float:
+    return 2.0 * math.prod(row.arrays[0].sizes) * math.prod(summed)
 
 
-def _library_product(one: Instruction, operands: list[ArrayShape]) -> tuple[float, str]:
-    kernel = _KERNEL.search(one.attributes)
+def _library_product(row: Instruction, operands: list[ArrayShape]) -> tuple[float, str]:
+    kernel = _KERNEL.search(row.attributes)
     if kernel:
         return float(kernel[1]), operands[0].dtype
-    target = re.search(r'custom_call_target="([^"]*)"', one.attributes)
+    target = re.search(r'custom_call_target="([^"]*)"', row.attributes)
     name = target[1] if target else ""
     if name.startswith("__cudnn$conv") and len(operands) > 1:
-        return _convolution(one, *operands[:2]), operands[0].dtype
+        return _convolution(row, *operands[:2]), operands[0].dtype
     if name.startswith(_GEMMS):
-        found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', one.attributes)
-        axes = [int(axis) for axis in re.findall(r"\d+", found[1])] if found else [-1]
-        return _product(one, [operands[0].sizes[axis] for axis in axes]), operands[0].dtype
+        match = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', row.attributes)
+        axes = [int(axis) for axis in re.findall(r"\d+", match[1])] if match else [-1]
+        return _product(row, [operands[0].sizes[axis] for axis in axes]), operands[0].dtype
     return 0.0, ""
 
 
-def _convolution(one: Instruction, image: ArrayShape, kernel: ArrayShape) -> float:
+def _convolution(row: Instruction, image: ArrayShape, kernel: ArrayShape) -> float:
     """Operations of a convolution: products of elements that exist, not of padding."""
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", row.attributes)
     if labels is None:
         return 0.0
-    out = one.arrays[0]
-    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", _window(one.attributes)))
+    out = row.arrays[0]
+    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", _window(row.attributes)))
     spatial = sorted(label for label in labels[2] if label.isdigit())
     pairs = 1.0
     for at, label in enumerate(spatial):
@@ -146,14 +139,14 @@ def _convolution(one: Instruction, image: ArrayShape, kernel: ArrayShape) -> flo
             {name: value.split("x")[at] for name, value in window.items() if name != "size"},
         )
     batch, features = (out.sizes[labels[3].index(label)] for label in "bf")
-    groups = re.search(r"batch_group_count=(\d+)", one.attributes)
+    groups = re.search(r"batch_group_count=(\d+)", row.attributes)
     summed = kernel.sizes[labels[2].index("i")]
     return 2.0 * pairs * batch * features * summed / (int(groups[1]) if groups else 1)
 
 
 def _window(attributes: str) -> str:
-    found = re.search(r"window=\{([^}]*)\}", attributes)
-    return found[1] if found else ""
+    match = re.search(r"window=\{([^}]*)\}", attributes)
+    return match[1] if match else ""
 
 
 def _pairs(image: int, kernel: int, out: int, window: dict[str, str]) -> float:
@@ -165,27 +158,27 @@ def _pairs(image: int, kernel: int, out: int, window: dict[str, str]) -> float:
     low = int(window.get("pad", "0_0").split("_")[0])
     if kernel * out > 1 << 22 or (kernel == 1 and low == 0 and base == 1):
         return float(kernel * out)
-    places = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * apart - low
-    inside = (places >= 0) & (places <= (image - 1) * base) & (places % base == 0)
+    positions = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * apart - low
+    inside = (positions >= 0) & (positions <= (image - 1) * base) & (positions % base == 0)
     return float(inside.sum())
 
 
-def _moved(module: HloModule, inside: Computation, one: Instruction) -> float:
-    if one.opcode in FREE or one.opcode in RUNS_OTHERS or one.opcode.endswith("-done"):
+def _moved(module: HloModule, inside: Computation, row: Instruction) -> float:
+    if row.opcode in FREE or row.opcode in RUNS_OTHERS or row.opcode.endswith("-done"):
         return 0.0
-    results = sum(array.bytes for array in one.arrays)
-    operands = operand_arrays(inside, one)
-    if one.opcode in ("dynamic-slice", "slice", "gather"):
+    results = sum(array.bytes for array in row.arrays)
+    operands = operand_arrays(inside, row)
+    if row.opcode in ("dynamic-slice", "slice", "gather"):
         return 2.0 * results
-    if one.opcode in ("dynamic-update-slice", "scatter"):
+    if row.opcode in ("dynamic-update-slice", "scatter"):
         return 2.0 * sum(array.bytes for array in operands[1:])
-    body = module.computations.get(one.called[0]) if one.called else None
-    if one.opcode != "fusion" or body is None:
+    body = module.computations.get(row.called[0]) if row.called else None
+    if row.opcode != "fusion" or body is None:
         return float(results + sum(array.bytes for array in operands))
-    return _moved_by_fusion(body, one)
+    return _moved_by_fusion(body, row)
 
 
-def _moved_by_fusion(body: Computation, one: Instruction) -> float:
+def _moved_by_fusion(body: Computation, row: Instruction) -> float:
     total = 0.0
     for parameter in body.parameters:
         total += sum(_read(body, parameter, user) for user in _distinct(body, parameter))
@@ -222,13 +215,127 @@ def _read(body: Computation, parameter: Instruction, user: Instruction) -> float
     return float(user.arrays[0].bytes)
 
 
-def _through(body: Computation, one: Instruction) -> Instruction:
+def _through(body: Computation, through: Instruction) -> Instruction:
     """What an instruction passes on, behind bitcasts and conversions."""
-    while one.opcode in ("bitcast", "convert", "copy") and one.operands:
-        one = body.instructions[one.operands[0]]
-    return one
+    while through.opcode in ("bitcast", "convert", "copy") and through.operands:
+        through = body.instructions[through.operands[0]]
+    return through
 
 
 def _numbers(pattern: str, text: str) -> list[int]:
-    found = re.search(pattern, text)
-    return [int(number) for number in found[1].split(",") if number] if found else []
+    match = re.search(pattern, text)
+    return [int(index) for index in match[1].split(",") if index] if match else []
+
+
+_NOTED = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_SAME = frozenset(("copy", "bitcast", "convert", "copy-done", "copy-start", "reshape"))
+
+
+def trips(module: HloModule, inside: Computation, loop: Instruction) -> int:
+    """How often a loop runs; 1 if that is not known."""
+    match = _NOTED.search(loop.attributes)
+    if match:
+        return int(match[1])
+    body, condition = (module.computations[name] for name in _parts(loop))
+    test = _test(module, condition)
+    if test is None:
+        return 1
+    counter, limit = test
+    start = _number(inside, _carried(inside, loop, counter))
+    if isinstance(limit, tuple):
+        stop = _number(inside, _carried(inside, loop, limit[0]))
+    else:
+        stop = limit
+    step = _step(module, body, counter)
+    if start is None or stop is None or not step:
+        return 1
+    return max(0, -(-(stop - start) // step))
+
+
+def _parts(loop: Instruction) -> tuple[str, str]:
+    result = dict(re.findall(r"\b(body|condition)=%?([\w.\-]+)", loop.attributes))
+    return result["body"], result["condition"]
+
+
+def _test(module: HloModule, condition: Computation) -> tuple[int, int | tuple[int]] | None:
+    """The element that counts, and the number, or the (element,), that it stays below."""
+    inside, root = condition, condition.root
+    arguments: dict[str, Instruction] = {}
+    if root.opcode == "fusion":
+        inside = module.computations[root.called[0]]
+        outer = [condition.instructions[name] for name in root.operands]
+        arguments = {
+            p.name: parameter for p, parameter in zip(inside.parameters, outer, strict=True)
+        }
+        root = inside.root
+    if root.opcode != "compare" or "direction=LT" not in root.attributes:
+        return None
+    left, right = (_behind(inside, arguments, name) for name in root.operands)
+    counter = _index(left)
+    if counter is None:
+        return None
+    if right.opcode == "constant":
+        return counter, int(right.arguments)
+    limit = _index(right)
+    return None if limit is None else (counter, (limit,))
+
+
+def _behind(inside: Computation, arguments: dict[str, Instruction], name: str) -> Instruction:
+    result = inside.instructions[name]
+    while result.name in arguments or (
+        result.opcode in _SAME and result.operands[0] in inside.instructions
+    ):
+        result = (
+            arguments[result.name]
+            if result.name in arguments
+            else inside.instructions[result.operands[0]]
+        )
+    return result
+
+
+def _index(row: Instruction) -> int | None:
+    match = re.search(r"index=(\d+)", row.attributes)
+    return int(match[1]) if match and row.opcode == "get-tuple-element" else None
+
+
+def _carried(inside: Computation, loop: Instruction, index: int) -> Instruction | None:
+    """What the loop is given for an element of its carry."""
+    start = inside.instructions[loop.operands[0]]
+    if start.opcode != "tuple" or index >= len(start.operands):
+        return None
+    return inside.instructions[start.operands[index]]
+
+
+def _number(inside: Computation, result: Instruction | None) -> int | None:
+    while result is not None and result.opcode in _SAME and result.operands:
+        result = inside.instructions.get(result.operands[0])
+    if result is None or result.opcode != "constant":
+        return None
+    return int(result.arguments) if re.fullmatch(r"-?\d+", result.arguments) else None
+
+
+def _step(module: HloModule, body: Computation, index: int) -> int:
+    """By how much an element of the carry grows in one run."""
+    if body.root.opcode != "tuple":
+        return 1
+    return _grown(module, body, body.root.operands[index], 0) or 1
+
+
+def _grown(module: HloModule, inside: Computation, name: str, depth: int) -> int:
+    one = inside.instructions.get(name)
+    if one is None or depth > 8:
+        return 0
+    if one.opcode in _SAME:
+        return _grown(module, inside, one.operands[0], depth + 1)
+    if one.opcode == "add":
+        parts = [inside.instructions[operand] for operand in one.operands]
+        fixed = [chunk for chunk in parts if chunk.opcode == "constant"]
+        rest = [chunk for chunk in parts if chunk.opcode != "constant"]
+        indices = [index for index in (_number(inside, chunk) for chunk in fixed) if index]
+        return sum(indices) + sum(_grown(module, inside, chunk.name, depth + 1) for chunk in rest)
+    if one.opcode == "fusion":
+        within = module.computations[one.called[0]]
+        grown = _grown(module, within, within.root.name, depth + 1)
+        outer = [_grown(module, inside, operand, depth + 1) for operand in one.operands]
+        return grown + sum(outer)
+    return 0

@@ -20,7 +20,7 @@ from isoshard.core.traced.traced_step import TracedStep
 from isoshard.planner.costs.device_program import DeviceOp, DeviceProgram
 from isoshard.planner.reports.report import LiveArray
 
-from .planning_errors import PlanningError
+from .targets import PlanningError
 
 _UNLIKE = 0.01
 """The part of all bytes sent that may be sent by collectives of only one of the two programs."""
@@ -46,10 +46,6 @@ class ScaledStep:
 def scaled_down(step: TracedStep, most: int) -> tuple[ScaledStep, ScaledStep]:
     """The step on two smaller meshes: what fits, and half of that, along one axis.
 
-    Args:
-        step: on more devices than a host can have.
-        most: how many it can have.
-
     Raises:
         PlanningError: no axis is long enough, or parts of the program are written for devices
             (`shard_map`), whose shapes follow from the mesh.
@@ -70,9 +66,9 @@ def scaled_down(step: TracedStep, most: int) -> tuple[ScaledStep, ScaledStep]:
 def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
     """The step on a mesh that has so many devices along an axis."""
     old = step.mesh
-    place = old.axis_names.index(axis)
+    index = old.axis_names.index(axis)
     mesh = Mesh(
-        old.devices.take(range(size), axis=place), old.axis_names, axis_types=old.axis_types
+        old.devices.take(range(size), axis=index), old.axis_names, axis_types=old.axis_types
     )
     change = _OnOtherMesh(mesh.abstract_mesh, step.name)
 
@@ -84,11 +80,11 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
             step,
             program=change.program(step.program),
             inputs=tuple(
-                dataclasses.replace(one, sharding=moved(one.sharding)) for one in step.inputs
+                dataclasses.replace(leaf, sharding=moved(leaf.sharding)) for leaf in step.inputs
             ),
             results=tuple(
-                dataclasses.replace(one, sharding=one.sharding and moved(one.sharding))
-                for one in step.results
+                dataclasses.replace(result, sharding=result.sharding and moved(result.sharding))
+                for result in step.results
             ),
             mesh=mesh,
         ),
@@ -126,13 +122,6 @@ def scaled_back(
 ) -> DeviceProgram:
     """The program for the whole mesh, from those for two smaller ones.
 
-    Args:
-        large: for the larger of the two.
-        small: for the other.
-        sizes: of the axis in both.
-        size: of the axis in the whole mesh.
-        step: on the whole mesh.
-
     Raises:
         PlanningError: the two do not send alike.
     """
@@ -141,8 +130,8 @@ def scaled_back(
         return _scaled(at_large, at_small, sizes, size)
 
     many, few = _sums(large.ops), _sums(small.ops)
-    sent = sum(one.sent for one in many.values())
-    alone = sum(one.sent for key, one in many.items() if key not in few)
+    sent = sum(leaf.sent for leaf in many.values())
+    alone = sum(leaf.sent for key, leaf in many.items() if key not in few)
     if alone > sent * _UNLIKE:
         raise PlanningError(
             f"{step.name}: the partitioner splits it otherwise on {sizes[0]} than on {sizes[1]} "
@@ -150,20 +139,20 @@ def scaled_back(
         )
     factors = {
         key: _AlikeTotals(
-            *(_factor(a, b, scale) for a, b in zip(one, few.get(key, one), strict=True))
+            *(_factor(a, b, scale) for a, b in zip(leaf, few.get(key, leaf), strict=True))
         )
-        for key, one in many.items()
+        for key, leaf in many.items()
     }
     ops = tuple(_times(op, factors[_key(op)]) for op in large.ops)
     least = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
-    for one in step.inputs:
-        least[one.role if one.role in least else "input"] += one.bytes_per_device
+    for leaf in step.inputs:
+        least[leaf.role if leaf.role in least else "input"] += leaf.bytes_per_device
     peak = max(
         round(scale(large.memory.peak, small.memory.peak)), max((op.live for op in ops), default=0)
     )
-    names = {one.name: one for one in small.memory.largest}
+    names = {leaf.name: leaf for leaf in small.memory.largest}
     arrays = [
-        _array(one, names[one.name], scale) for one in large.memory.largest if one.name in names
+        _array(leaf, names[leaf.name], scale) for leaf in large.memory.largest if leaf.name in names
     ]
     memory = dataclasses.replace(
         large.memory,
@@ -173,7 +162,7 @@ def scaled_back(
         inputs=least["input"],
         peak=peak,
         activations=max(0, peak - sum(least.values())),
-        largest=tuple(sorted(arrays, key=lambda one: -one.bytes)),
+        largest=tuple(sorted(arrays, key=lambda leaf: -leaf.bytes)),
     )
     return dataclasses.replace(large, ops=ops, memory=memory)
 
@@ -201,13 +190,13 @@ def _key(op: DeviceOp) -> Key:
 
 
 def _sums(ops: tuple[DeviceOp, ...]) -> dict[Key, _AlikeTotals]:
-    found: dict[Key, _AlikeTotals] = {}
+    sums: dict[Key, _AlikeTotals] = {}
     for op in ops:
-        one = found.get(_key(op), _AlikeTotals())
-        found[_key(op)] = _AlikeTotals(
+        one = sums.get(_key(op), _AlikeTotals())
+        sums[_key(op)] = _AlikeTotals(
             one.flops + op.flops, one.bytes + op.bytes, one.sent + op.sent, max(one.live, op.live)
         )
-    return found
+    return sums
 
 
 def _factor(large: float, small: float, scale: Callable[[float, float], float]) -> float:
@@ -226,10 +215,10 @@ def _times(op: DeviceOp, factors: _AlikeTotals) -> DeviceOp:
 
 def _scaled(large: float, small: float, sizes: tuple[int, int], size: int) -> float:
     """The value at a size of `a + b / n`, from those at two sizes."""
-    slope = (small - large) / (1 / sizes[1] - 1 / sizes[0])
-    return max(0.0, large + slope * (1 / size - 1 / sizes[0]))
+    cotangent = (small - large) / (1 / sizes[1] - 1 / sizes[0])
+    return max(0.0, large + cotangent * (1 / size - 1 / sizes[0]))
 
 
-def _array(one: LiveArray, other: LiveArray, scale: Callable[[float, float], float]) -> LiveArray:
-    shape = tuple(round(scale(a, b)) for a, b in zip(one.shape, other.shape, strict=False))
-    return dataclasses.replace(one, shape=shape, bytes=round(scale(one.bytes, other.bytes)))
+def _array(array: LiveArray, other: LiveArray, scale: Callable[[float, float], float]) -> LiveArray:
+    shape = tuple(round(scale(a, b)) for a, b in zip(array.shape, other.shape, strict=False))
+    return dataclasses.replace(array, shape=shape, bytes=round(scale(array.bytes, other.bytes)))

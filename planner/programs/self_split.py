@@ -45,7 +45,7 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import (
 )
 from isoshard.core.runtime.jaxprs import JaxprRewriter, equations, jaxprs_inside
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.axes.border_layouts import border_layouts
+from isoshard.planner.propagation.boundary_shardings import boundary_shardings
 
 ASKED = "custom_partitioning"
 """The primitive of operators that are asked."""
@@ -56,9 +56,6 @@ _TALK = frozenset("ppermute psum psum_invariant all_gather all_to_all reduce_sca
 def answered(step: TracedStep) -> ClosedJaxpr:
     """A step's program in which operators are what they answer, if devices talk in one.
 
-    Args:
-        step: with the layouts of its inputs.
-
     Returns:
         A program of the same inputs and results; the step's own if nothing in it is to be asked.
     """
@@ -66,19 +63,19 @@ def answered(step: TracedStep) -> ClosedJaxpr:
         return step.program
     step = dataclasses.replace(step, mesh=auto(step.mesh))  # an operator is never in a typed part
     program = inlined(step.program, holding=ASKED)
-    laid = border_layouts(step, program, said=True)
+    sharding = boundary_shardings(step, program, text=True)
     talking = list[Any]()
-    made = _Answered(step, laid, talking).program(program)
-    return made if talking else program
+    new = _Answered(step, sharding, talking).program(program)
+    return new if talking else program
 
 
 def _asks(program: Any) -> bool:
-    return any(one.primitive.name == ASKED for one in equations(program))
+    return any(equation.primitive.name == ASKED for equation in equations(program))
 
 
 def _answer(
     step: TracedStep,
-    laid: dict[Any, NamedSharding],
+    sharding: dict[Any, NamedSharding],
     equation: Any,
     fixed: dict[Any, Any],
     talking: list[Any],
@@ -91,28 +88,28 @@ def _answer(
     count = params["in_tree"].num_leaves
     if len(equation.invars) != count:  # it has closed over something
         return [equation]
-    given, wanted = (
-        [_laid(variable, laid, step) for variable in some]
+    given, target = (
+        [_laid(variable, sharding, step) for variable in some]
         for some in (equation.invars, equation.outvars)
     )
     arguments = params["in_tree"].unflatten(given)
-    asked = (step.mesh, arguments, params["out_tree"].unflatten(wanted))
+    requested = (step.mesh, arguments, params["out_tree"].unflatten(target))
     # As XLA asks: in a thread of its own, where nothing is set.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(params["partition"], *params["static_args"], *asked)
+        answer = thread.submit(params["partition"], *params["static_args"], *requested)
         mesh, local, out, need = answer.result()
     if mesh is not step.mesh:
         return [equation]
-    whole = jax.shard_map(
+    shard_map = jax.shard_map(
         local, mesh=mesh, in_specs=_specs(need), out_specs=_specs(out), check_vma=False
     )
 
     def apart(*operands: Any) -> Any:
-        return _laid_as(asked[2], whole(*operands))
+        return _laid_as(requested[2], shard_map(*operands))
 
     with jax.enable_x64(step.wide):
         body = jax.make_jaxpr(apart)(*arguments)
-    if any(one.primitive.name in _TALK for one in equations(body)):
+    if any(equation.primitive.name in _TALK for equation in equations(body)):
         talking.append(equation)
     before = list[Any]()
     for variable, shape in zip(equation.invars, given, strict=True):
@@ -120,18 +117,20 @@ def _answer(
             (constraint,) = jax.make_jaxpr(lambda x, to=shape: _laid_as(to, x))(shape).eqns
             fixed[variable] = Var(variable.aval)
             before.append(constraint.replace(invars=[variable], outvars=[fixed[variable]]))
-    operands = [one if hasattr(one, "val") else fixed[one] for one in equation.invars]
+    operands = [var if hasattr(var, "val") else fixed[var] for var in equation.invars]
     call = {"call_jaxpr": body}
     return [*before, equation.replace(primitive=closed_call_p, params=call, invars=operands)]
 
 
-def _laid(variable: Any, laid: dict[Any, NamedSharding], step: TracedStep) -> jax.ShapeDtypeStruct:
+def _laid(
+    variable: Any, sharding: dict[Any, NamedSharding], step: TracedStep
+) -> jax.ShapeDtypeStruct:
     """An operand or a result in the layout that spread to it; whole along all other axes."""
     aval = variable.aval
     spec = PartitionSpec()
-    if not hasattr(variable, "val") and variable in laid:
+    if not hasattr(variable, "val") and variable in sharding:
         free = PartitionSpec.UNCONSTRAINED
-        spec = PartitionSpec(*[None if one is free else one for one in laid[variable].spec])
+        spec = PartitionSpec(*[None if axis is free else axis for axis in sharding[variable].spec])
     layout = NamedSharding(step.mesh, spec)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=layout)
 
@@ -151,10 +150,10 @@ class _Answered(JaxprRewriter):
     """Puts what operators of `custom_partitioning` answer in their place, at any depth."""
 
     def __init__(
-        self, step: TracedStep, laid: dict[Any, NamedSharding], talking: list[Any]
+        self, step: TracedStep, sharding: dict[Any, NamedSharding], talking: list[Any]
     ) -> None:
         super().__init__()
-        self._step, self._laid, self._talking = step, laid, talking
+        self._step, self._laid, self._talking = step, sharding, talking
         self._fixed = dict[Any, Any]()
 
     def equation(self, eqn: Any, context: Any) -> Iterable[Any]:

@@ -48,13 +48,7 @@ Program = Report | CompiledProgram | str
 def counted(
     ops: Iterable[DeviceOp], mesh: Mesh, slices: int | None = None
 ) -> tuple[CollectiveUse, ...]:
-    """The collectives among operations, by kind, axes, size and line; without seconds.
-
-    Args:
-        ops: of one device.
-        mesh: of the step.
-        slices: how many slices its devices are in, if they do not know.
-    """
+    """The collectives among operations, by kind, axes, size and line; without seconds."""
     counts: dict[tuple[Any, ...], int] = {}
     for op in ops:
         if op.is_collective:
@@ -95,7 +89,7 @@ def crossings(
     """
     mesh = as_mesh(mesh)
     if isinstance(program, Report):
-        found = program.collectives
+        result = program.collectives
     else:
         text = program if isinstance(program, str) else getattr(program, "as_text", lambda: None)()
         if text is None:
@@ -104,8 +98,8 @@ def crossings(
                 f"xs.program_text(step), or a Report; given was {type(program).__name__}"
             )
         ops = device_ops(parsed(text), mesh, {}, slices=slices) if "ENTRY" in text else ()
-        found = counted(ops, mesh, slices)
-    crossing = [one for one in found if one.slices > 1]
+        result = counted(ops, mesh, slices)
+    crossing = [one for one in result if one.slices > 1]
     return tuple(sorted(crossing, key=lambda one: (-one.bytes * one.count, one.kind, one.line)))
 
 
@@ -136,16 +130,16 @@ def check_crossings(
         ()
     """
     mesh = as_mesh(mesh)
-    found, crossing = crossings(program, mesh, slices=slices), slice_axes(mesh, slices)
+    result, crossing = crossings(program, mesh, slices=slices), slice_axes(mesh, slices)
     allowed = plan.over_dcn()
     wrong = [
         (one, axes)
-        for one in found
+        for one in result
         if (axes := [a for a in one.axes if a in crossing and one.kind not in allowed.get(a, ())])
     ]
     if wrong:
         raise PlanError(_complaint(wrong, crossing, allowed))
-    return found
+    return result
 
 
 def _complaint(
@@ -154,7 +148,7 @@ def _complaint(
     allowed: dict[str, tuple[str, ...]],
 ) -> str:
     axes = ", ".join(f"{name!r} ({count} slices)" for name, count in crossing.items())
-    said = ", ".join(f"{name!r}: {' and '.join(kinds)}" for name, kinds in allowed.items())
+    join = ", ".join(f"{name!r}: {' and '.join(kinds)}" for name, kinds in allowed.items())
     lines = [
         f"  {one.kind} over {along(one)}: {one.count} x {human_bytes(one.bytes)} a device"
         f"{f', {one.line}' if one.line else ''}"
@@ -165,7 +159,7 @@ def _complaint(
     return "\n".join(
         [
             f"what goes from slice to slice, along {axes}, is more than the plan says "
-            f"({said or 'nothing'}):",
+            f"({join or 'nothing'}):",
             *lines,
             "Split what is sent along axes that stay in a slice, put the slices on another axis "
             f"(iso.hybrid_mesh(ici, dcn, names)), or say that it may: Plan(dcn={fix!r}).",

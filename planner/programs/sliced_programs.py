@@ -47,9 +47,9 @@ class SlicedProgram:
         self.mesh = mesh
         self.numbers = slice_ids(mesh, slices)
         flat = self.numbers.ravel()
-        found = _PARTITIONS.search(module.header)
+        match = _PARTITIONS.search(module.header)
         self.first: list[int] | None = None
-        if found and flat.min() != flat.max() and int(found[1]) < mesh.size:
+        if match and flat.min() != flat.max() and int(match[1]) < mesh.size:
             self.first = np.flatnonzero(flat == flat[0]).tolist()
 
     def of_mesh(self, groups: Groups | None) -> Groups | None:
@@ -58,24 +58,20 @@ class SlicedProgram:
             return groups
         if not groups:
             return (tuple(self.first),)
-        return tuple(tuple(self.first[one] for one in group) for group in groups)
+        return tuple(tuple(self.first[device] for device in group) for group in groups)
 
     def talking(self, instruction: str) -> SlicesTalking:
-        """Who talks in a transfer by the host; no axes and no slices of all other instructions.
-
-        Args:
-            instruction: its text after the `=`.
-        """
-        found = transfer(instruction)
-        if found is None:
+        """Who talks in a transfer by the host; no axes and no slices of all other instructions."""
+        result = transfer(instruction)
+        if result is None:
             return SlicesTalking((), 0)
         corners = [np.argwhere(self.numbers == one).min(axis=0) for one in np.unique(self.numbers)]
         talking: set[int] = set()
-        for group in found.slices:
-            places = np.stack([corners[one] for one in group])
-            talking |= set(np.flatnonzero(np.ptp(places, axis=0)).tolist())
+        for group in result.slices:
+            positions = np.stack([corners[device] for device in group])
+            talking |= set(np.flatnonzero(np.ptp(positions, axis=0)).tolist())
         axes = tuple(self.mesh.axis_names[axis] for axis in sorted(talking))
-        return SlicesTalking(axes, max(map(len, found.slices)))
+        return SlicesTalking(axes, max(map(len, result.slices)))
 
     def met(self, groups: Groups | None, *, exact: bool) -> int:
         """In how many slices devices are that talk; 0 if it is not known.

@@ -1,4 +1,10 @@
-"""What programs can be compiled for here, and what each compiler is to be told of a machine."""
+"""Which targets programs can be compiled for, their compilers' options, and errors of compilation.
+
+GPUs are described by XLA's `GpuTargetConfigProto`, as text. Sources: NVIDIA's data sheets and
+tuning guides of each architecture (multiprocessors, caches, bandwidth, clock),
+https://docs.nvidia.com/cuda/ampere-tuning-guide, .../hopper-tuning-guide,
+.../blackwell-tuning-guide; limits by compute capability from the CUDA C++ programming guide.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +22,115 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from isoshard.core.errors import CodedError, ShardingError
 from isoshard.core.runtime.nvidia import install_cuda
 from isoshard.planner.machine.described_devices import DescribedDevice
 from isoshard.planner.machine.topologies import Topology
 
-from .gpu_configs import target_config
-from .planning_errors import CompilerMissingError, PlanningError
+
+class PlanningError(CodedError, RuntimeError, code="ISO040"):
+    """A step could not be planned at the depth asked for; the message says what to do."""
+
+
+class CompilerMissingError(PlanningError, code="ISO041"):
+    """The target's compiler is not installed; the message has the line that installs it."""
+
+
+class CompilationError(PlanningError, code="ISO042"):
+    """The target's compiler refused the program; the message ends with its words."""
+
+
+class CompilationTimeoutError(PlanningError, TimeoutError, code="ISO043"):
+    """The compiler did not end in the time that was given; its process has been ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuFacts:
+    """What XLA plans kernels with.
+
+    Attributes:
+        name: of the device, as CUDA says it.
+        capability: CUDA's compute capability.
+        cores: multiprocessors.
+        memory: bytes.
+        bandwidth: bytes a second.
+        cache: bytes of the second-level cache.
+        clock: in GHz.
+        shared: bytes of shared memory of one multiprocessor.
+        block_shared: bytes of it that one block may ask for.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    cores: int
+    memory: int
+    bandwidth: float
+    cache: int
+    clock: float
+    shared: int = 228 * 1024
+    block_shared: int = 227 * 1024
+
+
+_MIB = 1024 * 1024
+GPUS = {
+    "a100": GpuFacts(
+        "NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * 10**9, 2.039e12, 40 * _MIB, 1.41,
+        164 * 1024, 163 * 1024,
+    ),
+    "h100": GpuFacts("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * 10**9, 3.35e12, 50 * _MIB, 1.98),
+    "h200": GpuFacts("NVIDIA H200", (9, 0), 132, 141 * 10**9, 4.8e12, 50 * _MIB, 1.98),
+    "b200": GpuFacts("NVIDIA B200", (10, 0), 148, 180 * 10**9, 8e12, 126 * _MIB, 1.965),
+    "gb200": GpuFacts("NVIDIA GB200", (10, 0), 152, 186 * 10**9, 8e12, 126 * _MIB, 2.062),
+}  # fmt: skip
+"""By the name of the chip in a topology."""
+
+
+def target_config(chip: str) -> str:
+    """The text that XLA's compiler for GPUs takes for a chip.
+
+    Raises:
+        ShardingError: the compiler's numbers of this chip are not known.
+
+    Example:
+        >>> target_config("h100").splitlines()[1].strip()
+        'threads_per_block_limit: 1024'
+    """
+    if chip not in GPUS:
+        raise ShardingError(
+            f"XLA's compiler cannot be told of {chip!r}; it can of {', '.join(sorted(GPUS))}. "
+            "Estimate with depth='trace' or 'partition'"
+        )
+    one = GPUS[chip]
+    major, minor = one.capability
+    indices = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 48 * 1024,
+        "shared_memory_per_core": one.shared,
+        "threads_per_core_limit": 2048,
+        "core_count": one.cores,
+        "fpus_per_core": 64 if one.capability == (8, 0) else 128,
+        "block_dim_limit_x": 2**31 - 1,
+        "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535,
+        "memory_bandwidth": int(one.bandwidth),
+        "l2_cache_size": one.cache,
+        "clock_rate_ghz": one.clock,
+        "device_memory_size": one.memory,
+        "shared_memory_per_block_optin": one.block_shared,
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+    }
+    rows = "\n".join(f"  {name}: {value}" for name, value in indices.items())
+    return (
+        f"gpu_device_info {{\n{rows}\n"
+        f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\n"
+        'platform_name: "CUDA"\n'
+        "dnn_version_info { major: 9 minor: 8 }\n"
+        "runtime_version { major: 12 minor: 9 }\n"
+        f'device_description_str: "{one.name}"\n'
+    )
+
 
 PYTHON = "ISOSHARD_COMPILER_PYTHON"
 """Environment variable: another interpreter, which has jax and the compilers."""
@@ -81,59 +190,40 @@ class Planned:
     fix: str
 
 
-def compiler_python(given: str | None = None) -> str:
-    """The interpreter that compiles: the one given, that of the environment variable, this one.
-
-    Args:
-        given: a path.
-    """
-    return given or os.environ.get(PYTHON) or sys.executable
+def compiler_python(arguments: str | None = None) -> str:
+    """The interpreter that compiles: the one given, that of the environment variable, this one."""
+    return arguments or os.environ.get(PYTHON) or sys.executable
 
 
 def planned(python: str | None = None) -> list[Planned]:
-    """What can be planned here, for `isoshard doctor`.
-
-    Args:
-        python: the interpreter that compiles.
-    """
+    """What can be planned here, for `isoshard doctor`."""
     return [_planned(machine, compiler_python(python)) for machine in _PACKAGES]
 
 
 def check(machine: str, python: str | None = None) -> Mapping[str, str]:
     """Make sure that a machine's compiler is there.
 
-    Args:
-        machine: "host", "tpu" or "cuda".
-        python: the interpreter that compiles.
-
-    Returns:
-        The versions of jax, jaxlib and the compiler's packages.
-
     Raises:
         CompilerMissingError: it is not, or does not fit jax; the message has the line to install.
     """
     python = compiler_python(python)
-    found = _judged(machine, packages_of(python))
-    if found.problem and machine == "host":
+    judged = _judged(machine, packages_of(python))
+    if judged.problem and machine == "host":
         raise CompilerMissingError(
-            f"this host partitions by jax, and {found.problem} in {python}: {found.fix}, or set "
+            f"this host partitions by jax, and {judged.problem} in {python}: {judged.fix}, or set "
             f"{PYTHON} to the python of an environment that has it. depth='trace' does without"
         )
-    if found.problem:
+    if judged.problem:
         raise CompilerMissingError(
-            f"depth='compile' for this machine needs its compiler, and {found.problem} in "
-            f"{python}: {found.fix}. No accelerator is needed. An environment of "
+            f"depth='compile' for this machine needs its compiler, and {judged.problem} in "
+            f"{python}: {judged.fix}. No accelerator is needed. An environment of "
             f"its own does as well: set {PYTHON} to its python. depth='partition' needs neither"
         )
-    return found.versions
+    return judged.versions
 
 
 def target_of(mesh: Mesh, machine: Topology) -> CompileTarget:
     """What the target's compiler is told of a mesh over a described machine.
-
-    Args:
-        mesh: of the step.
-        machine: that it is over.
 
     Example:
         >>> from isoshard.planner.machine.topologies import topology
@@ -155,9 +245,9 @@ def target_of(mesh: Mesh, machine: Topology) -> CompileTarget:
     # machine of its size.
     per_host = min(machine.per_host, mesh.size)
     hosts = -(-mesh.size // per_host)
-    places = tuple((number,) for number in range(mesh.size))
+    groups = tuple((index,) for index in range(mesh.size))
     config = target_config(machine.chip.name)
-    return CompileTarget("cuda", f"1x{hosts}x{per_host}", 1, config, places)
+    return CompileTarget("cuda", f"1x{hosts}x{per_host}", 1, config, groups)
 
 
 def _tpu(mesh: Mesh, machine: Topology, described: bool) -> CompileTarget:
@@ -165,16 +255,16 @@ def _tpu(mesh: Mesh, machine: Topology, described: bool) -> CompileTarget:
     if not described:
         grid = "x".join(map(str, machine.shape))
         return CompileTarget("tpu", f"{machine.chip.name}:{grid}", machine.slices)
-    places = np.array([(d.slice_index, *d.coords) for d in mesh.devices.flat])
-    slices, numbers = np.unique(places[:, 0], return_inverse=True)
-    first = places[:, 1:].min(axis=0)
-    block = places[:, 1:].max(axis=0) - first + 1
+    positions = np.array([(d.slice_index, *d.coords) for d in mesh.devices.flat])
+    slices, indices = np.unique(positions[:, 0], return_inverse=True)
+    first = positions[:, 1:].min(axis=0)
+    block = positions[:, 1:].max(axis=0) - first + 1
     if len(slices) * math.prod(block.tolist()) != mesh.size:
         raise PlanningError(
             f"a mesh of {mesh.size} devices takes no whole block of {machine.name}, and libtpu "
             "compiles for whole blocks: take a mesh of all its devices, or a smaller machine"
         )
-    moved = np.column_stack([numbers, places[:, 1:] - first])
+    moved = np.column_stack([indices, positions[:, 1:] - first])
     grid = "x".join(map(str, block.tolist()[: len(machine.shape)]))
     name = f"{machine.chip.name}:{grid}"
     return CompileTarget("tpu", name, len(slices), "", tuple(map(tuple, moved.tolist())))
@@ -211,23 +301,24 @@ def _misfit(machine: str, jax: str, compilers: Mapping[str, str]) -> str:
     """What is wrong with the versions; CUDA's plugin has to be of jax's version."""
     if machine != "cuda":
         return ""
-    wrong = {name: one for name, one in compilers.items() if _release(one) != _release(jax)}
+    wrong = {
+        name: compiler
+        for name, compiler in compilers.items()
+        if _release(compiler) != _release(jax)
+    }
     if len(wrong) < len(compilers):
         return ""
-    said = ", ".join(f"{name} {version}" for name, version in wrong.items())
-    return f"{said} does not fit jax {jax}"
+    join = ", ".join(f"{name} {version}" for name, version in wrong.items())
+    return f"{join} does not fit jax {jax}"
 
 
 def _release(version: str) -> str:
-    found = re.match(r"\d+(\.\d+)*", version)
-    return found[0] if found else version
+    match = re.match(r"\d+(\.\d+)*", version)
+    return match[0] if match else version
 
 
 def packages_of(python: str) -> dict[str, str]:
     """Versions of jax and the compilers in an interpreter now; "" of what is not installed.
-
-    Args:
-        python: its path.
 
     Raises:
         CompilerMissingError: it is none.
@@ -240,7 +331,7 @@ def packages_of(python: str) -> dict[str, str]:
     ]
     if python == sys.executable:
         return {name: _version(name) for name in names}
-    asked = (
+    requested = (
         "import importlib.metadata as m, json, sys\n"
         "def v(n):\n"
         "    try: return m.version(n)\n"
@@ -248,16 +339,20 @@ def packages_of(python: str) -> dict[str, str]:
         "print(json.dumps({n: v(n) for n in sys.argv[1:]}))"
     )
     try:
-        found = subprocess.run(
-            [python, "-c", asked, *names], capture_output=True, text=True, timeout=60, check=True
+        run = subprocess.run(
+            [python, "-c", requested, *names],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerMissingError(
             f"{python} does not run as a Python interpreter ({error}). What compiles is the one "
             f"that {PYTHON} names, else this one: set it to one that has jax, or unset it"
         ) from error
-    answer: dict[str, Any] = json.loads(found.stdout)
-    return {name: str(version) for name, version in answer.items()}
+    packages: dict[str, Any] = json.loads(run.stdout)
+    return {name: str(version) for name, version in packages.items()}
 
 
 def _version(name: str) -> str:

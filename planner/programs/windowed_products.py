@@ -1,4 +1,4 @@
-"""Which products a TPU's compiler multiplies part by part while the parts are sent around.
+"""Windowed einsums: products that a TPU's compiler multiplies in a loop while it sends shards.
 
 XLA's partitioner can turn a gather of one factor and the product that reads it, or a product of
 which each device keeps a slice of the sum, into a loop: multiply what is here, send it on, multiply
@@ -12,6 +12,15 @@ not. A product is taken apart if
   `min(flops / rate, bytes / link)` is more than `2 / n` of `bytes / link`.
 
 The two rates are libtpu's own, as it logs them (`TPU_VMODULE=dot_handler=2`, 0.0.52).
+
+Of `n` devices each sends to both neighbours, so one run of the loop takes two steps of each way,
+four parts of `n`. With four devices the loop runs once, and then it is none: what it would send
+last is left out, and where several sums start from equal zeros, these are sent once.
+
+A loop keeps the part that is here and the one that came the other way; of a gather also the result
+and, if it is added up, one more of its size; of a sum its two halves.
+
+Source: `EmitWindowedDotGeneral` of XLA's dot_handler.cc, and programs that libtpu compiled.
 """
 
 from __future__ import annotations
@@ -19,18 +28,26 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-
-from jax.sharding import Mesh
-
-from isoshard.core.runtime.hlo_collectives import Groups, groups_of
-from isoshard.core.runtime.hlo_text import ArrayShape, Computation, HloModule, Instruction
-
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.runtime.hlo_collectives import Groups
+from isoshard.core.runtime.hlo_collectives import groups_of
+from isoshard.core.runtime.hlo_text import ArrayShape
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
+from .collective_rewrites import is_sliced
+from .device_ops import WINDOWED
 from .device_ops import axes_along
 from .hlo_costs import costs_of
-from .layout_moves import axis_after, is_move
-from .target_rewrites import is_sliced
-from .varying_axes import Varying, varying_axes
+from .hlo_layouts import axis_after
+from .hlo_layouts import is_move
+from .hlo_text import instructions
+from .varying_axes import Varying
+from .varying_axes import varying_axes
+from jax.sharding import Mesh
+
 
 RATES = {
     "v4": (1.37e14, 8.96e10),
@@ -77,14 +94,14 @@ class WindowedProduct:
 
 
 def windowed_products(
-    module: HloModule, mesh: Mesh, given: Sequence[Iterable[str]], chip: str, scaled: str = ""
+    module: HloModule, mesh: Mesh, arguments: Sequence[Iterable[str]], chip: str, scaled: str = ""
 ) -> Mapping[str, tuple[WindowedProduct, ...]]:
     """Find them in the host's program.
 
     Args:
         module: of one device.
         mesh: over all devices of the program, in their order.
-        given: of each argument, the mesh axes that it is split along.
+        arguments: of each argument, the mesh axes that it is split along.
         chip: the name of a TPU.
         scaled: an axis that is smaller in this program than in the one that is planned: whether
             devices along it talk so depends on how many there are.
@@ -94,9 +111,11 @@ def windowed_products(
     """
     if chip not in RATES:
         return {}
-    search = _Search(module, mesh, varying_axes(module, mesh, given), RATES[chip], scaled)
-    found = {name: tuple(search.of(one)) for name, one in module.computations.items()}
-    return {name: several for name, several in found.items() if several}
+    search = _Search(module, mesh, varying_axes(module, mesh, arguments), RATES[chip], scaled)
+    result = {
+        name: tuple(search.of(computation)) for name, computation in module.computations.items()
+    }
+    return {name: several for name, several in result.items() if several}
 
 
 class _Search:
@@ -115,30 +134,34 @@ class _Search:
         self.varying = varying
         self.rates = rates
         self.scaled = scaled
-        self.slices = [getattr(one, "slice_index", 0) for one in mesh.devices.flat]
+        self.slices = [getattr(leaf, "slice_index", 0) for leaf in mesh.devices.flat]
         self.all = {name for name, size in mesh.shape.items() if size > 1}
 
     def of(self, inside: Computation) -> Iterable[WindowedProduct]:
         """The products of one computation."""
         taken = set[str]()
-        for one in inside.instructions.values():
-            if one.opcode == "all-gather":
-                found = self._gathered(inside, one)
-            elif one.opcode == "all-reduce":
-                found = self._summed(inside, one)
+        for row in inside.instructions.values():
+            if row.opcode == "all-gather":
+                gathered = self._gathered(inside, row)
+            elif row.opcode == "all-reduce":
+                gathered = self._summed(inside, row)
             else:
                 continue
-            if found is not None and found.dot.name not in taken and self._pays(inside, found):
-                taken.add(found.dot.name)
-                yield found
+            if (
+                gathered is not None
+                and gathered.dot.name not in taken
+                and self._pays(inside, gathered)
+            ):
+                taken.add(gathered.dot.name)
+                yield gathered
 
-    def _gathered(self, inside: Computation, one: Instruction) -> WindowedProduct | None:
-        groups = self._groups(one)
+    def _gathered(self, inside: Computation, row: Instruction) -> WindowedProduct | None:
+        groups = self._groups(row)
         if groups is None:
             return None
-        axis: int | None = _numbers(r"\bdimensions=\{([\d,]*)\}", one)[0]
+        axis: int | None = _numbers(r"\bdimensions=\{([\d,]*)\}", row)[0]
         between = list[str]()
-        reader, source = self._only_reader(inside, one), one
+        reader, source = self._only_reader(inside, row), row
         while reader is not None and is_move(self.module, reader):
             axis = None if axis is None else axis_after(self.module, inside, reader, axis)
             between.append(reader.name)
@@ -150,88 +173,301 @@ class _Search:
         inner = axis in _numbers(rf"{side}_contracting_dims=\{{([\d,]*)\}}", reader)
         batched = bool(_numbers(r"lhs_batch_dims=\{([\d,]*)\}", reader))
         talking = set(axes_along("all-gather", 0, groups, self.mesh))
-        shard, other = self._axes(one.operands[0]), self._axes(reader.operands[1 - factor])
+        shard, other = self._axes(row.operands[0]), self._axes(reader.operands[1 - factor])
         split = talking <= other and self.all <= shard
         split = split and (inner or batched or talking == self.all)
         if not split or self._is_partial(inside, reader):
             return None
-        part = inside.instructions[one.operands[0]].arrays[0]
-        return WindowedProduct(reader, one, tuple(between), factor, inner, groups, part)
+        gathered = inside.instructions[row.operands[0]].arrays[0]
+        return WindowedProduct(reader, row, tuple(between), factor, inner, groups, gathered)
 
-    def _summed(self, inside: Computation, one: Instruction) -> WindowedProduct | None:
-        groups = self._groups(one)
-        if groups is None or not is_sliced(self.module, inside, one, len(groups[0])):
+    def _summed(self, inside: Computation, row: Instruction) -> WindowedProduct | None:
+        groups = self._groups(row)
+        if groups is None or not is_sliced(self.module, inside, row, len(groups[0])):
             return None
         talking = set(axes_along("all-reduce", 0, groups, self.mesh))
         between = list[str]()
-        source = inside.instructions[one.operands[0]]
+        source = inside.instructions[row.operands[0]]
         while is_move(self.module, source) and len(inside.users[source.name]) == 1:
             between.append(source.name)
             source = inside.instructions[source.operands[0]]
         alone = source.opcode == "dot" and len(inside.users[source.name]) == 1
-        if not alone or not self.all <= self._axes(one.name) | talking:
+        if not alone or not self.all <= self._axes(row.name) | talking:
             return None
-        part = _slice(self.module, inside, one)
-        return WindowedProduct(source, one, tuple(between), None, False, groups, part)
+        summed = _slice(self.module, inside, row)
+        return WindowedProduct(source, row, tuple(between), None, False, groups, summed)
 
-    def _groups(self, one: Instruction) -> Groups | None:
-        groups = groups_of(one.text)
-        if not groups or len(one.arrays) != 1 or len(one.operands) != 1:
+    def _groups(self, row: Instruction) -> Groups | None:
+        groups = groups_of(row.text)
+        if not groups or len(row.arrays) != 1 or len(row.operands) != 1:
             return None
         if len(groups[0]) % 4 or len(groups[0]) > MOST_DEVICES:
             return None
-        return None if self.scaled in axes_along(one.opcode, 0, groups, self.mesh) else groups
+        return None if self.scaled in axes_along(row.opcode, 0, groups, self.mesh) else groups
 
-    def _only_reader(self, inside: Computation, one: Instruction) -> Instruction | None:
-        users = inside.users[one.name]
-        if len(users) != 1 or users[0].operands.count(one.name) != 1 or one is inside.root:
+    def _only_reader(self, inside: Computation, row: Instruction) -> Instruction | None:
+        users = inside.users[row.name]
+        if len(users) != 1 or users[0].operands.count(row.name) != 1 or row is inside.root:
             return None
         return users[0]
 
-    def _is_partial(self, inside: Computation, one: Instruction) -> bool:
+    def _is_partial(self, inside: Computation, row: Instruction) -> bool:
         """Whether a result is only a term of a sum over devices."""
         return any(
             user.opcode in ("all-reduce", "reduce-scatter")
             or (is_move(self.module, user) and self._is_partial(inside, user))
-            for user in inside.users[one.name]
+            for user in inside.users[row.name]
         )
 
     def _axes(self, name: str) -> frozenset[str]:
         (axes,) = self.varying[name]
         return axes
 
-    def _pays(self, inside: Computation, found: WindowedProduct) -> bool:
+    def _pays(self, inside: Computation, result: WindowedProduct) -> bool:
         computing, link = self.rates
-        if any(len({self.slices[place] for place in group}) > 1 for group in found.groups):
+        if any(len({self.slices[index] for index in group}) > 1 for group in result.groups):
             link = _BETWEEN_SLICES
-        sent = found.sends.arrays[0].bytes / link
-        least = min(costs_of(self.module, inside, found.dot).flops / computing, sent)
-        return sent <= _SECONDS or least > 2 * sent / found.count
+        pays = result.sends.arrays[0].bytes / link
+        least = min(costs_of(self.module, inside, result.dot).flops / computing, pays)
+        return pays <= _SECONDS or least > 2 * pays / result.count
 
 
-def _slice(module: HloModule, inside: Computation, one: Instruction) -> ArrayShape:
+def _slice(module: HloModule, inside: Computation, row: Instruction) -> ArrayShape:
     """What is sliced out of a result, of which each device takes a slice."""
-    user = inside.users[one.name][0]
+    user = inside.users[row.name][0]
     if user.opcode == "dynamic-slice":
         return user.arrays[0]
     if user.opcode == "fusion":
         body = module.computations[user.called[0]]
-        return _slice(module, body, body.parameters[user.operands.index(one.name)])
+        return _slice(module, body, body.parameters[user.operands.index(row.name)])
     return _slice(module, inside, user)
 
 
-def _numbers(pattern: str, one: Instruction) -> list[int]:
-    found = re.search(pattern, one.attributes)
-    return [int(number) for number in found[1].split(",") if number] if found else []
+def _numbers(pattern: str, row: Instruction) -> list[int]:
+    match = re.search(pattern, row.attributes)
+    return [int(index) for index in match[1].split(",") if index] if match else []
 
 
 def summed_size(inside: Computation, dot: Instruction) -> int:
-    """How many products of elements are added up for one element of a product.
-
-    Args:
-        inside: the computation that it stands in.
-        dot: it.
-    """
+    """How many products of elements are added up for one element of a product."""
     sizes = inside.instructions[dot.operands[0]].arrays[0].sizes
     axes = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", dot)
     return math.prod(sizes[axis] for axis in axes)
+
+
+_TEST = "windowed_dot_general_cond"
+_AT_ONCE = 4
+"""Parts that one run of a loop multiplies."""
+
+
+def multiplied_by_parts(
+    module: HloModule, products: Mapping[str, Sequence[WindowedProduct]]
+) -> HloModule:
+    """The same program with some products as such loops.
+
+    Args:
+        module: the host's, in whatever order its instructions stand.
+        products: by name of a computation; see `windowed_products`.
+    """
+    if not products:
+        return module
+    computations = dict(module.computations)
+    for name, several in products.items():
+        changed = _Rewriting(computations[name], several)
+        computations[name] = changed.computation()
+        computations |= changed.bodies
+    computations[_TEST] = _computation(_TEST, "%more = pred[] parameter(0)")
+    entry = computations[module.entry.name]
+    return dataclasses.replace(module, computations=computations, entry=entry)
+
+
+class _Rewriting:
+    """Of one computation."""
+
+    def __init__(self, inside: Computation, products: Sequence[WindowedProduct]):
+        self.inside = inside
+        self.products = {product.dot.name: product for product in products}
+        self.sums = {product.sends.name: product for product in products if product.factor is None}
+        self.dropped = {name for product in products for name in product.between}
+        self.dropped |= {product.sends.name for product in products} - set(self.sums)
+        self.bodies: dict[str, Computation] = {}
+        self.zeros: dict[str, str] = {}
+
+    def computation(self) -> Computation:
+        """The computation as it becomes."""
+        rows: dict[str, Instruction] = {}
+        for row in self.inside.instructions.values():
+            if row.name in self.products:
+                rows |= self._product(self.products[row.name])
+            elif row.name in self.sums:
+                # All who read it slice their part of the whole; the part is all that there is.
+                of = self.sums[row.name].dot.name
+                rows |= instructions(f"%{row.name} = {row.shape} bitcast(%{of})")
+            elif row.name not in self.dropped:
+                rows[row.name] = row
+        return Computation(self.inside.name, rows, rows[self.inside.root.name])
+
+    def _product(self, result: WindowedProduct) -> dict[str, Instruction]:
+        text = _Text(self.inside, result)
+        if result.count > _AT_ONCE:
+            before, body, after = text.loop()
+            computation = _computation(text.body, body)
+            self.bodies[computation.name] = computation
+            return instructions(before + after)
+        if result.factor is not None:
+            return instructions(text.gathered())
+        kind = f"{text.part} {text.onward}"
+        zeros = self.zeros.setdefault(kind, text.name)
+        return instructions(text.summed(zeros))
+
+
+class _Text:
+    """What one product becomes, as HLO's text."""
+
+    def __init__(self, inside: Computation, result: WindowedProduct):
+        dot, count = result.dot, result.count
+        self.name = dot.name
+        self.body = f"{WINDOWED}.{dot.name}"
+        self.found = result
+        pairs = [(g[at], g[(at + 1) % count]) for g in result.groups for at in range(count)]
+        self.onward = _pairs(pairs)
+        self.backward = _pairs([(target, source) for source, target in pairs])
+        _, mark, rest = dot.attributes.partition("metadata={")
+        self.said = f", {mark}{rest}" if mark else ""
+        full, summed = dot.arrays[0], summed_size(inside, dot)
+        size = math.prod(full.sizes)
+        self.whole = _shape(full, *full.sizes)
+        self.part = _shape(result.part, *result.part.sizes)
+        factors = [inside.instructions[name].arrays[0] for name in dot.operands]
+        shapes = [_shape(factor, *factor.sizes) for factor in factors]
+        index = 0 if result.factor is None else 1 - result.factor
+        self.other, other = dot.operands[index], factors[index]
+        rows, columns = summed, math.prod(other.sizes) // summed
+        if result.factor is None:
+            self.here = dot.operands[1]
+            self.carried = [*shapes, self.part, self.part]
+            columns = columns * 2 // count
+        else:
+            self.here = result.sends.operands[0]
+            self.carried = [shapes[index], self.part, self.whole, self.part]
+            rows = rows * 2 // count if result.inner else rows
+        # What two parts are multiplied with, at first the axis that is summed over; and the result.
+        self.read = _shape(other, rows, columns)
+        self.made = _shape(full, size if result.inner else size * 2 // count)
+
+    def gathered(self) -> str:
+        """With four devices, of which each has a part of a factor."""
+        buffer = "" if self.found.inner else f"%{self.name}.whole = {self.whole} broadcast()\n"
+        came = f"{self.name}.came"
+        into = "" if self.found.inner else f"{self.name}.whole"
+        gathered = self._send(came, self.here, self.onward)
+        return buffer + gathered + self._two_gathered(self.other, self.here, came, into, self.name)
+
+    def summed(self, zeros: str) -> str:
+        """With four devices, of which each keeps a part of the sum.
+
+        Args:
+            zeros: name of the product whose zeros are sent; others of its kind take the same.
+        """
+        text = ""
+        if zeros == self.name:
+            text = f"%{zeros}.zeros = {self.part} broadcast()\n" + self._send_both(
+                f"{zeros}.sent", f"{zeros}.zeros", f"{zeros}.zeros"
+            )
+        text += self._two_summed(self.other, self.here, f"{zeros}.sent")
+        return text + self._joined(f"{self.name}.odd.back", f"{self.name}.odd.on")
+
+    def loop(self) -> tuple[str, str, str]:
+        """With more devices: what comes before the loop, its body, and what comes after it."""
+        name, carry = self.name, f"({', '.join(self.carried)})"
+        other, current, third, fourth = cache = [f"{name}.in.{at}" for at in range(4)]
+        body = f"%{name}.in = {carry} parameter(0)\n"
+        body += "".join(
+            _element(one, f"{name}.in", at, self.carried) for at, one in enumerate(cache)
+        )
+        if self.found.factor is None:
+            before = "".join(f"%{name}.zeros.{at} = {self.part} broadcast()\n" for at in (2, 3))
+            start = f"%{self.other}, %{self.here}, %{name}.zeros.2, %{name}.zeros.3"
+            body += self._send_both(f"{name}.sent", third, fourth)
+            body += self._two_summed(other, current, f"{name}.sent")
+            end = f"%{other}, %{current}, %{name}.odd.back, %{name}.odd.on"
+        else:
+            before = self._send(f"{name}.came", self.here, self.onward)
+            before += f"%{name}.whole = {self.whole} broadcast()\n"
+            start = f"%{self.other}, %{self.here}, %{name}.whole, %{name}.came"
+            body += self._two_gathered(other, current, fourth, third, f"{name}.sum")
+            body += self._send_both(f"{name}.out", f"{name}.next.back", f"{name}.next.on")
+            end = f"%{other}, %{name}.out.back, %{name}.sum, %{name}.out.on"
+        body += f"ROOT %{name}.end = {carry} tuple({end})"
+        runs = f'backend_config={{"known_trip_count":{{"n":"{self.found.count // _AT_ONCE}"}}}}'
+        before += f"%{name}.start = {carry} tuple({start})\n"
+        before += (
+            f"%{name}.loop = {carry} while(%{name}.start), condition=%{_TEST}, body=%{self.body}, "
+            f"{runs}{self.said}\n"
+        )
+        left = [_element(f"{name}.left.{at}", f"{name}.loop", at, self.carried) for at in (2, 3)]
+        if self.found.factor is None:
+            return before, body, "".join(left) + self._joined(f"{name}.left.2", f"{name}.left.3")
+        return before, body, _element(name, f"{name}.loop", 2, self.carried)
+
+    def _two_gathered(self, other: str, current: str, came: str, into: str, result: str) -> str:
+        """Two steps; the parts that come next are called `NAME.next.back` and `NAME.next.on`."""
+        name = self.name
+        text = f"%{name}.read = {self.read} bitcast(%{other})\n"
+        text += self._multiply(f"{name}.even", self.made, f"%{current}, %{came}")
+        text += self._send_both(f"{name}.next", current, came)
+        two_gathered = f"%{name}.next.back, %{name}.next.on"
+        if self.found.inner:
+            added = f"%{into}, %{name}.even" if into else f"%{name}.even"
+            over = ", output_to_operand_aliasing={{}: (3, {})}, "
+            return text + self._multiply(result, self.whole, f"{two_gathered}, {added}", over)
+        text += f"%{name}.half = {self.whole} dynamic-update-slice(%{into}, %{name}.even)\n"
+        text += self._multiply(f"{name}.odd", self.made, two_gathered)
+        odd = f"dynamic-update-slice(%{name}.half, %{name}.odd){self.said}\n"
+        return text + f"%{result} = {self.whole} {odd}"
+
+    def _two_summed(self, left: str, right: str, sent: str) -> str:
+        """Two steps, from the parts `SENT.back` and `SENT.on` to those of `NAME.odd`."""
+        name, text = self.name, f"%{self.name}.read = {self.read} bitcast(%{left})\n"
+        for step in ("even", "odd"):
+            text += self._multiply(f"{name}.{step}", self.made, f"%{right}")
+            for way in ("back", "on"):
+                added = f"add(%{sent}.{way}, %{name}.{step}){self.said}"
+                text += f"%{name}.{step}.{way} = {self.part} {added}\n"
+            if step == "even":
+                sent = f"{name}.next"
+                text += self._send_both(sent, f"{name}.even.back", f"{name}.even.on")
+        return text
+
+    def _joined(self, back: str, onward: str) -> str:
+        """The sum of its two halves."""
+        text = self._send(f"{self.name}.last", onward, self.onward)
+        return text + f"%{self.name} = {self.part} add(%{back}, %{self.name}.last){self.said}\n"
+
+    def _multiply(self, name: str, shape: str, with_: str, over: str = "") -> str:
+        read = f"%{self.name}.read, {with_}"
+        return f"%{name} = {shape} dot({read}), lhs_contracting_dims={{0}}{over}{self.said}\n"
+
+    def _send_both(self, name: str, back: str, onward: str) -> str:
+        send_both = self._send(f"{name}.back", back, self.backward)
+        return send_both + self._send(f"{name}.on", onward, self.onward)
+
+    def _send(self, name: str, what: str, pairs: str) -> str:
+        return f"%{name} = {self.part} collective-permute(%{what}), {pairs}{self.said}\n"
+
+
+def _shape(like: ArrayShape, *sizes: int) -> str:
+    return f"{like.dtype}[{','.join(map(str, sizes))}]"
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> str:
+    return f"source_target_pairs={{{','.join(f'{{{a},{b}}}' for a, b in pairs)}}}"
+
+
+def _element(name: str, of: str, at: int, shapes: Sequence[str]) -> str:
+    return f"%{name} = {shapes[at]} get-tuple-element(%{of}), index={at}\n"
+
+
+def _computation(name: str, text: str) -> Computation:
+    rows = instructions(text)
+    return Computation(name, rows, list(rows.values())[-1])

@@ -48,11 +48,7 @@ _MEMORY = (
 
 
 def main(folder: Path) -> None:
-    """Compile what a folder asks for.
-
-    Args:
-        folder: with `request.json` and `program.bin`.
-    """
+    """Compile what a folder asks for."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     request = json.loads((folder / "request.json").read_text())
     os.environ.update(_QUIET)
@@ -62,9 +58,9 @@ def main(folder: Path) -> None:
         flags += [f"--xla_dump_to={dumped}", "--xla_dump_hlo_as_text"]
     os.environ["XLA_FLAGS"] = " ".join(flags)
     began = time.monotonic()
-    found = _compiled(folder, request, dumped)
-    found["seconds"] = time.monotonic() - began
-    (folder / "result.json").write_text(json.dumps(found))
+    compiled = _compiled(folder, request, dumped)
+    compiled["seconds"] = time.monotonic() - began
+    (folder / "result.json").write_text(json.dumps(compiled))
 
 
 def _end_with_parent(folder: Path) -> None:
@@ -101,25 +97,25 @@ def _compiled(folder: Path, request: dict[str, Any], dumped: Path) -> dict[str, 
         keep_unused=True,
     )
     lowered = function.lower(*arguments)
-    found: dict[str, Any] = {"memory": {}, "cost": {}, "failure": ""}
+    result: dict[str, Any] = {"memory": {}, "cost": {}, "failure": ""}
     try:
         compiled = lowered.compile()
         text = compiled.as_text() or ""
         stats = compiled.memory_analysis()
-        found["memory"] = {name: int(getattr(stats, name, 0)) for name in _MEMORY}
+        result["memory"] = {name: int(getattr(stats, name, 0)) for name in _MEMORY}
         costs: Any = compiled.cost_analysis() or {}
         costs = costs[0] if isinstance(costs, list) else costs
-        found["cost"] = {name: float(value) for name, value in costs.items()}
+        result["cost"] = {name: float(value) for name, value in costs.items()}
     except jax.errors.JaxRuntimeError as error:
         text = _last_dumped(dumped, request["keep"])
         if not text:
             raise
-        found["failure"] = str(error)[:2000]
+        result["failure"] = str(error)[:2000]
     text = _last_dumped(dumped, request["keep"]) or text
     (folder / "program.hlo").write_text(text)
     packages = ("jax", "jaxlib", *_PACKAGES[request["machine"]])
-    found["versions"] = {name: _version(name) for name in packages if _version(name)}
-    return found
+    result["versions"] = {name: _version(name) for name in packages if _version(name)}
+    return result
 
 
 def _last_dumped(folder: Path, pattern: str) -> str:
@@ -140,7 +136,7 @@ def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
         machine = topologies.get_topology_desc(
             topology_name=request["topology"], platform="tpu", **several
         )
-        found = {(getattr(d, "slice_index", 0) or 0, *d.coords): d for d in machine.devices}
+        devices = {(getattr(d, "slice_index", 0) or 0, *d.coords): d for d in machine.devices}
     else:
         machine = topologies.get_topology_desc(
             topology_name="gpu",
@@ -148,10 +144,10 @@ def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
             target_config=request["target_config"],
             topology=request["topology"],
         )
-        found = {(device.id,): device for device in machine.devices}
+        devices = {(device.id,): device for device in machine.devices}
     if request["places"]:
-        return [found[tuple(place)] for place in request["places"]]
-    return [found[place] for place in sorted(found)[:count]]
+        return [devices[tuple(index)] for index in request["places"]]
+    return [devices[index] for index in sorted(devices)[:count]]
 
 
 def _version(name: str) -> str:

@@ -22,17 +22,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
-
-from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
-
-from ..machine.links import links
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from isoshard.core.runtime.formatting import count_of
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.formatting import human_seconds
+from isoshard.core.runtime.formatting import percent
+from isoshard.core.traced.traced_step import StepInput
+from isoshard.planner.machine.links import links
 from .findings import InputUse
-from .key_figures import mesh_of, shares, traffic
+from .key_figures import count_of
+from .key_figures import human_seconds
+from .key_figures import mesh_of
+from .key_figures import percent
+from .key_figures import shares
+from .key_figures import traffic
+from jax.sharding import NamedSharding
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .report import Report
+
 
 TIGHT = 0.85
 """Share of the capacity above which memory is worth advice although the step fits."""
@@ -87,16 +98,16 @@ def advise(report: Report) -> tuple[str, ...]:
         "use axis 'data'"
     """
     memory, time = report.memory, report.time
-    found: list[str] = []
+    result: list[str] = []
     if memory.peak > TIGHT * memory.capacity:
         savings = [one for rule in MEMORY_RULES for one in rule(report)]
-        large = [one for one in savings if one.bytes >= WORTH * memory.capacity]
+        large = [saving for saving in savings if saving.bytes >= WORTH * memory.capacity]
         for one in sorted(large, key=lambda one: -one.bytes):
-            found.append(one.text + _then_fits(report, one))
+            result.append(one.text + _then_fits(report, one))
     savings = [one for rule in TIME_RULES for one in rule(report)]
-    quick = [one for one in savings if one.seconds >= WORTH * time.overlapped]
-    found += [one.text for one in sorted(quick, key=lambda one: -one.seconds)]
-    return tuple(found)
+    quick = [saving for saving in savings if saving.seconds >= WORTH * time.overlapped]
+    result += [one.text for one in sorted(quick, key=lambda one: -one.seconds)]
+    return tuple(result)
 
 
 def _then_fits(report: Report, remedy: Remedy) -> str:
@@ -120,8 +131,8 @@ def _split_state(report: Report) -> Iterator[Remedy]:
             best = (saved, name, roles)
     saved, name, roles = best
     if saved:
-        words = {"parameter": "parameters", "optimizer": "optimizer state"}
-        what = " and ".join(words[role] for role in roles)
+        words_of_role = {"parameter": "parameters", "optimizer": "optimizer state"}
+        what = " and ".join(words_of_role[role] for role in roles)
         how = f" (Plan.fsdp({name!r}))" if "parameter" in roles else ""
         saves = f"saves {human_bytes(saved)} a device at rest"
         yield Remedy(f"split {what} over {name!r}{how}: {saves}", bytes=saved)
@@ -132,13 +143,13 @@ def _recompute(report: Report) -> Iterator[Remedy]:
     memory = report.memory
     if max((size for _, size in shares(memory)), default=0) != memory.activations:
         return
-    told = (
+    text = (
         f"activations are {percent(memory.activations, memory.peak)} of the peak, "
         f"{human_bytes(memory.activations)}"
     )
     if report.framework in RECOMPUTE:
         yield Remedy(
-            f"{told}: compute them again in the backward pass ({RECOMPUTE[report.framework]}), "
+            f"{text}: compute them again in the backward pass ({RECOMPUTE[report.framework]}), "
             f"which saves at most {human_bytes(memory.activations)} a device",
             bytes=memory.activations,
             at_most=True,
@@ -146,7 +157,7 @@ def _recompute(report: Report) -> Iterator[Remedy]:
     if any(use.role == "input" for use in report.inputs):
         half = memory.activations / 2
         yield Remedy(
-            f"{told}: halve the batch and accumulate gradients over two, which saves at most "
+            f"{text}: halve the batch and accumulate gradients over two, which saves at most "
             f"{human_bytes(half)} a device",
             bytes=half,
             at_most=True,
@@ -155,11 +166,11 @@ def _recompute(report: Report) -> Iterator[Remedy]:
 
 def _fewer_bits(report: Report) -> Iterator[Remedy]:
     """Parameters, and state of the optimizer, in four bytes an element."""
-    for role, words in (("parameter", "parameters"), ("optimizer", "optimizer state")):
+    for role, text in (("parameter", "parameters"), ("optimizer", "optimizer state")):
         wide = sum(use.bytes for use in report.inputs if (use.role, use.dtype) == (role, "float32"))
         if wide:
             yield Remedy(
-                f"keep {words} in bfloat16 instead of float32: saves {human_bytes(wide / 2)} a "
+                f"keep {text} in bfloat16 instead of float32: saves {human_bytes(wide / 2)} a "
                 "device",
                 bytes=wide / 2,
             )
@@ -204,24 +215,24 @@ def _idle_axis(report: Report) -> Iterator[Remedy]:
 def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
     """Collectives along axes that take longer than computing."""
     time = report.time
-    for one in traffic(report):
-        extra, names = one.seconds - time.busy, one.axes.split("+")
+    for use in traffic(report):
+        extra, names = use.seconds - time.busy, use.axes.split("+")
         if extra <= 0 or not all(name in report.mesh for name in names):
             continue
-        kind = f"{one.kinds[0]}s" if len(one.kinds) == 1 else "collectives"
-        several = f" ({', '.join(one.kinds)})" if len(one.kinds) > 1 else ""
-        told = (
-            f"{kind} over {one.axes!r}{several} take {human_seconds(one.seconds)}, computing "
+        kind = f"{use.kinds[0]}s" if len(use.kinds) == 1 else "collectives"
+        several = f" ({', '.join(use.kinds)})" if len(use.kinds) > 1 else ""
+        text = (
+            f"{kind} over {use.axes!r}{several} take {human_seconds(use.seconds)}, computing "
             f"{human_seconds(time.busy)}"
         )
         if time.busy and any(_splits(report.inputs, "input", name) for name in names):
             way = (
-                f"a batch {one.seconds / time.busy:.1f} times as large per device would hide what "
+                f"a batch {use.seconds / time.busy:.1f} times as large per device would hide what "
                 "does not grow with it, or fewer shards"
             )
         else:
             way = f"fewer shards than {math.prod(report.mesh[name] for name in names)} along it"
-        yield Remedy(f"{told}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
+        yield Remedy(f"{text}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
 
 
 def _leaves_fast_links(report: Report) -> Iterator[Remedy]:
@@ -230,21 +241,21 @@ def _leaves_fast_links(report: Report) -> Iterator[Remedy]:
     if mesh is None:
         return
     wired = links(mesh)
-    seconds = {one.axes: one.seconds for one in traffic(report)}
-    for name, found in wired.items():
-        if found.kind not in ("network", "dcn"):
+    seconds = {use.axes: use.seconds for use in traffic(report)}
+    for name, result in wired.items():
+        if result.kind not in ("network", "dcn"):
             continue
         inner = _fast_size(report)
         chip = mesh.devices.flat[0].topology.chip
         fast = chip.link * (2 if chip.links else 1)
         spent = seconds.get(name, 0.0)
         lighter = [other for other in wired if other != name and seconds.get(other, 0.0) < spent]
-        if found.size > inner or inner % found.size or not lighter:
+        if result.size > inner or inner % result.size or not lighter:
             continue
-        saved = spent * (1 - found.bandwidth / fast)
+        saved = spent * (1 - result.bandwidth / fast)
         where = "slices" if chip.links else "hosts"
         yield Remedy(
-            f"axis {name!r} crosses {where}: {found.bandwidth / 1e9:.3g} GB/s a device against "
+            f"axis {name!r} crosses {where}: {result.bandwidth / 1e9:.3g} GB/s a device against "
             f"{fast / 1e9:.3g} GB/s inside; put it last in the mesh, so that {lighter[0]!r} "
             f"crosses them instead: saves at most {human_seconds(saved)}",
             seconds=saved,
@@ -268,7 +279,7 @@ def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
     extra = time.busy - time.compute
     if time.limit != "memory" or extra <= 0:
         return
-    told = (
+    text = (
         f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, computing "
         f"{human_seconds(time.compute)}, and {human_seconds(extra)} are waited for"
     )
@@ -276,7 +287,7 @@ def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
     if state >= report.bytes_moved / 2:
         share = percent(state, report.bytes_moved)
         yield Remedy(
-            f"{told}: {share} of it are parameters and optimizer state, which a larger batch per "
+            f"{text}: {share} of it are parameters and optimizer state, which a larger batch per "
             "device reads for more rows",
             seconds=extra,
         )
@@ -288,7 +299,7 @@ def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
     if at:
         most = max(at, key=lambda line: at[line])
         yield Remedy(
-            f"{told}: most of the time goes into {most}, {human_seconds(at[most])} of "
+            f"{text}: most of the time goes into {most}, {human_seconds(at[most])} of "
             f"{human_seconds(time.busy)}; fuse it, or let it work on fewer bytes (bfloat16)",
             seconds=extra,
         )
@@ -310,3 +321,48 @@ TIME_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
     _leaves_fast_links,
     _moves_more_than_computes,
 )
+
+
+Group = tuple[str, str, tuple[str, ...], tuple[str, ...]]
+
+
+def input_uses(inputs: Sequence[StepInput]) -> tuple[InputUse, ...]:
+    """Sum up the inputs of a step.
+
+    Example:
+        >>> import numpy as np
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from isoshard.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+        >>> layout = NamedSharding(mesh, P(None, "model"))
+        >>> up = StepInput("up", "parameter", (512, 512), np.dtype("float32"), layout)
+        >>> input_uses([up, up])
+        (InputUse(role='parameter', dtype='float32', axes=('model',), free=('data',), \
+bytes=524288, count=2),)
+    """
+    groups: dict[Group, list[int]] = {}
+    for leaf in inputs:
+        axes = _splitting(leaf.sharding)
+        group = (leaf.role, leaf.dtype.name, axes, _free(leaf, axes))
+        groups.setdefault(group, []).append(leaf.bytes_per_device)
+    uses = [InputUse(*group, sum(sizes), len(sizes)) for group, sizes in groups.items()]
+    return tuple(sorted(uses, key=lambda use: -use.bytes))
+
+
+def _splitting(layout: NamedSharding) -> tuple[str, ...]:
+    named: set[str] = set()
+    for entry in layout.spec:
+        if isinstance(entry, str):
+            named.add(entry)
+        elif isinstance(entry, tuple):
+            named.update(entry)
+    return tuple(name for name, size in layout.mesh.shape.items() if name in named and size > 1)
+
+
+def _free(leaf: StepInput, axes: tuple[str, ...]) -> tuple[str, ...]:
+    shard = leaf.sharding.shard_shape(leaf.shape)
+    return tuple(
+        name
+        for name, size in leaf.sharding.mesh.shape.items()
+        if size > 1 and name not in axes and any(n and n % size == 0 for n in shard)
+    )

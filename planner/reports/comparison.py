@@ -30,7 +30,7 @@ from rich.text import Text
 from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
 
 from . import html_report
-from .key_figures import ROLES, limit, traffic
+from .key_figures import ROLES, count_of, human_seconds, limit, percent, traffic
 from .report import Report
 from .svg_pictures import axes_of, axis_fill, memory_bars, time_bars
 
@@ -93,21 +93,21 @@ class Comparison:
     @property
     def difference(self) -> str:
         """What sets them apart, in words."""
-        parts = [
-            f"{name} does not fit, by {human_bytes(one.memory.peak - one.memory.capacity)}."
-            for name, one in self.reports.items()
-            if not one.fits
+        difference = [
+            f"{name} does not fit, by {human_bytes(report.memory.peak - report.memory.capacity)}."
+            for name, report in self.reports.items()
+            if not report.fits
         ]
-        fitting = {name: one for name, one in self.reports.items() if one.fits}
+        fitting = {name: report for name, report in self.reports.items() if report.fits}
         if not fitting:
-            return " ".join([*parts, "None fits."])
+            return " ".join([*difference, "None fits."])
         order = sorted(fitting, key=lambda name: fitting[name].time.overlapped)
         first = order[0]
         seconds = human_seconds(fitting[first].time.overlapped)
-        which = "Of those that fit, " if parts and len(fitting) < len(self.reports) else ""
-        parts.append(f"{which}{first} is fastest, {seconds}.")
-        parts += [_against(name, fitting[name], first, fitting[first]) for name in order[1:]]
-        return " ".join(parts)
+        which = "Of those that fit, " if difference and len(fitting) < len(self.reports) else ""
+        difference.append(f"{which}{first} is fastest, {seconds}.")
+        difference += [_against(name, fitting[name], first, fitting[first]) for name in order[1:]]
+        return " ".join(difference)
 
     def __str__(self) -> str:
         """The table, and the difference in words."""
@@ -147,8 +147,8 @@ class Comparison:
             for what, cells, best in _rows(self.reports)
         )
         plans = "".join(
-            f"<tr><td>{escape(name)}</td><td><code>{escape(one.plan)}</code></td></tr>"
-            for name, one in pairs
+            f"<tr><td>{escape(name)}</td><td><code>{escape(pair.plan)}</code></td></tr>"
+            for name, pair in pairs
         )
         roles = html_report.legend([(f"fill-{role}", role) for role in ROLES])
         names = axes_of(list(self.reports.values()))
@@ -172,7 +172,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """All reports as JSON, by name; `comparison_from_json` reads them back."""
-        reports = {name: json.loads(one.to_json()) for name, one in self.reports.items()}
+        reports = {name: json.loads(report.to_json()) for name, report in self.reports.items()}
         return json.dumps({"isoshard_reports": reports}, indent=1) + "\n"
 
     def write_html(self, path: str | os.PathLike[str], *, whole: bool = True) -> None:
@@ -184,15 +184,12 @@ class Comparison:
         """
         content = self.to_html()
         if whole:
-            content += "".join(one.to_html() for one in self.reports.values())
+            content += "".join(report.to_html() for report in self.reports.values())
         Path(path).write_text(html_report.page("plans side by side", content), encoding="utf-8")
 
 
 def comparison_from_json(text: str) -> Comparison:
     """Read reports that lie side by side.
-
-    Args:
-        text: as `Comparison.to_json` gives it.
 
     Raises:
         ValueError: the text is none, or one of its reports is none or of another version.
@@ -204,7 +201,9 @@ def comparison_from_json(text: str) -> Comparison:
     if not isinstance(content, dict) or not isinstance(content.get("isoshard_reports"), dict):
         raise ValueError("these are no reports: there is no 'isoshard_reports'")
     reports = content["isoshard_reports"]
-    return Comparison({name: Report.from_json(json.dumps(one)) for name, one in reports.items()})
+    return Comparison(
+        {name: Report.from_json(json.dumps(report)) for name, report in reports.items()}
+    )
 
 
 def compare(reports: Mapping[str, Report] | Sequence[Report]) -> Comparison:
@@ -235,55 +234,55 @@ def compare(reports: Mapping[str, Report] | Sequence[Report]) -> Comparison:
         raise ValueError("there is nothing to compare: give at least one report")
     if isinstance(reports, Mapping):
         return Comparison(dict(reports))
-    plans = [one.plan for one in reports]
+    plans = [report.plan for report in reports]
     if len(set(plans)) == len(plans) and max(map(len, plans)) <= 32:
         return Comparison(dict(zip(plans, reports, strict=True)))
-    return Comparison({f"plan {number}": one for number, one in enumerate(reports, 1)})
+    return Comparison({f"plan {index}": report for index, report in enumerate(reports, 1)})
 
 
 def _sent(report: Report) -> int:
-    return sum(one.bytes for one in traffic(report))
+    return sum(use.bytes for use in traffic(report))
 
 
 def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[tuple[int, str]], set[int]]]:
     """Name, numbered cells, and the numbers of the best; of those that fit, if any does."""
     every = list(reports.values())
-    allowed = [at for at, one in enumerate(every) if one.fits] or [*range(len(every))]
-    found = []
-    for what, text, number, better in ROWS:
+    allowed = [at for at, device in enumerate(every) if device.fits] or [*range(len(every))]
+    rows = []
+    for what, text, index, better in ROWS:
         best: set[int] = set()
-        if number is not None and len(every) > 1:
-            values = {at: number(every[at]) for at in allowed}
+        if index is not None and len(every) > 1:
+            values = {at: index(every[at]) for at in allowed}
             top = min(values.values()) if better == "less" else max(values.values())
             best = {at for at, value in values.items() if value == top}
         if len(best) == len(every):
             best = set()
-        found.append((what, [(at, text(one)) for at, one in enumerate(every)], best))
-    return found
+        rows.append((what, [(at, text(device)) for at, device in enumerate(every)], best))
+    return rows
 
 
-def _against(name: str, one: Report, first: str, best: Report) -> str:
+def _against(name: str, report: Report, first: str, best: Report) -> str:
     """How a slower report differs from the fastest."""
-    slower = one.time.overlapped - best.time.overlapped
+    slower = report.time.overlapped - best.time.overlapped
     if slower <= 0.005 * best.time.overlapped:
-        words = f"{name} takes as long"
+        against = f"{name} takes as long"
     else:
-        words = f"{name} takes {human_seconds(slower)} more"
-        reasons = _reasons(one, best)
+        against = f"{name} takes {human_seconds(slower)} more"
+        reasons = _reasons(report, best)
         if reasons:
-            words += f" ({', '.join(reasons)})"
-    memory = one.memory.peak - best.memory.peak
+            against += f" ({', '.join(reasons)})"
+    memory = report.memory.peak - best.memory.peak
     if abs(memory) > 0.01 * best.memory.peak:
-        words += f", and {human_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
-    return f"{words}."
+        against += f", and {human_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
+    return f"{against}."
 
 
-def _reasons(one: Report, best: Report) -> list[str]:
+def _reasons(report: Report, best: Report) -> list[str]:
     """Where a report spends more than another, the most first."""
-    more = {"computing": one.time.busy - best.time.busy}
-    axes = dict.fromkeys([*one.time.collectives, *best.time.collectives])
+    more = {"computing": report.time.busy - best.time.busy}
+    axes = dict.fromkeys([*report.time.collectives, *best.time.collectives])
     for name in axes:
-        extra = one.time.collectives.get(name, 0.0) - best.time.collectives.get(name, 0.0)
+        extra = report.time.collectives.get(name, 0.0) - best.time.collectives.get(name, 0.0)
         more[f"collectives over {name}"] = extra
     large = [name for name in more if more[name] > 0.05 * best.time.overlapped]
     return [

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from isoshard.core.runtime.formatting import count_of
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.formatting import human_flops
+from isoshard.core.runtime.formatting import human_seconds
+from isoshard.core.runtime.formatting import percent
+from .html_pictures import mesh_picture
+from .html_pictures import timeline_picture
+from .key_figures import along
+from .key_figures import by_cost
+from .key_figures import count_of
+from .key_figures import human_flops
+from .key_figures import human_seconds
+from .key_figures import joined
+from .key_figures import limit
+from .key_figures import mesh_of
+from .key_figures import percent
+from .key_figures import shares
+from .key_figures import traffic
+from .key_figures import verdict
+from .key_figures import wiring
+from .svg_pictures import axis_fill
+from .svg_pictures import memory_bars
+from .svg_pictures import time_bars
 from typing import TYPE_CHECKING
-
-from isoshard.core.runtime.formatting import (
-    count_of,
-    human_bytes,
-    human_flops,
-    human_seconds,
-    percent,
-)
-
-from .html_style import STYLE
-from .key_figures import along, by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
-from .mesh_picture import mesh_picture
-from .svg_pictures import axis_fill, memory_bars, time_bars
-from .timeline_picture import timeline_picture
 
 if TYPE_CHECKING:
     from .report import Report
+
 
 MAX_COLLECTIVES = 40
 """Rows of the table of collectives; the others are summed up in one."""
@@ -40,14 +50,7 @@ NUMBERS = frozenset({"bytes", "share", "count", "bytes each", "bytes a step", "s
 
 
 def fragment(report: Report) -> str:
-    """A report as a `div`.
-
-    Args:
-        report: any.
-
-    Returns:
-        HTML.
-    """
+    """A report as a `div`."""
     return wrapped(
         _head(report),
         _section("Memory of one device", _memory(report)),
@@ -61,15 +64,7 @@ def fragment(report: Report) -> str:
 
 
 def page(title: str, content: str) -> str:
-    """A whole page.
-
-    Args:
-        title: of the page.
-        content: a fragment.
-
-    Returns:
-        HTML.
-    """
+    """A whole page."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -80,20 +75,12 @@ def page(title: str, content: str) -> str:
 
 
 def wrapped(*sections: str) -> str:
-    """Sections in one `div` with the style.
-
-    Args:
-        sections: HTML.
-    """
+    """Sections in one `div` with the style."""
     return f'<div class="isoshard-report"><style>{STYLE}</style>\n{"".join(sections)}</div>'
 
 
 def verdict_badge(report: Report) -> str:
-    """Whether it fits, in a frame.
-
-    Args:
-        report: any.
-    """
+    """Whether it fits, in a frame."""
     return f'<span class="{"good" if report.fits else "bad"}">{escape(verdict(report))}</span>'
 
 
@@ -131,10 +118,10 @@ def _head(report: Report) -> str:
         ("utilised", percent(report.time.utilisation, 1)),
         ("limited by", limit(report)),
     ]
-    told = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in facts)
+    join = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in facts)
     return (
         f'<h2>{escape(report.step)} <span class="dim">{escape(report.framework)}</span></h2>'
-        f"{verdict_badge(report)}<dl>{told}</dl>"
+        f"{verdict_badge(report)}<dl>{join}</dl>"
         f'<p class="plan"><code>{escape(report.plan)}</code></p>\n'
     )
 
@@ -179,15 +166,17 @@ def _time(report: Report) -> str:
         f"other {human_seconds(time.serial)}, overlapping {human_seconds(time.overlapped)}."
     ]
     sentences += [f"Assumed: {one}." for one in (*report.assumptions, *time.assumptions)]
-    words = "".join(f'<p class="dim">{escape(one)}</p>' for one in sentences)
-    return time_bars([("", report)]) + words
+    text = "".join(f'<p class="dim">{escape(sentence)}</p>' for sentence in sentences)
+    return time_bars([("", report)]) + text
 
 
 def _timeline(report: Report) -> str:
     picture = timeline_picture(report)
-    words = "Bytes alive on one device, and what it does; nothing overlaps. A lane is as high as "
-    words += "the share of the time that it takes."
-    return picture and f'{picture}<p class="dim">{words}</p>'
+    timeline = (
+        "Bytes alive on one device, and what it does; nothing overlaps. A lane is as high as "
+    )
+    timeline += "the share of the time that it takes."
+    return picture and f'{picture}<p class="dim">{timeline}</p>'
 
 
 def _mesh(report: Report) -> str:
@@ -195,8 +184,8 @@ def _mesh(report: Report) -> str:
     sent, mesh = traffic(report), mesh_of(report)
 
     def runs_on(axes: str) -> str:
-        known = mesh is not None and all(name in mesh.shape for name in axes.split("+"))
-        return escape(wiring(mesh, axes)) if mesh is not None and known else ""
+        runs_on = mesh is not None and all(name in mesh.shape for name in axes.split("+"))
+        return escape(wiring(mesh, axes)) if mesh is not None and runs_on else ""
 
     talking = {one.axes for one in sent}
     for one in sent:
@@ -237,19 +226,19 @@ def _collectives(report: Report) -> str:
         for use in uses[:MAX_COLLECTIVES]
     ]
     columns = ["kind", "axes", "count", "bytes each", "bytes a step", "seconds", "dtype", "line"]
-    words = ""
+    collectives = ""
     if rest := uses[MAX_COLLECTIVES:]:
-        words = (
+        collectives = (
             f'<p class="dim">and {sum(use.count for use in rest):,} from '
             f"{count_of(len(rest), 'more line')}: "
             f"{human_bytes(sum(use.bytes * use.count for use in rest))}, "
             f"{human_seconds(sum(use.seconds for use in rest))}</p>"
         )
-    return table(columns, rows) + words
+    return table(columns, rows) + collectives
 
 
 def _advice(report: Report) -> str:
-    items = "".join(f"<li>{escape(one)}</li>" for one in report.advice)
+    items = "".join(f"<li>{escape(advice)}</li>" for advice in report.advice)
     return items and f"<ul>{items}</ul>"
 
 
@@ -260,22 +249,137 @@ def _foot(report: Report) -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """What colours mean.
-
-    Args:
-        entries: classes and names.
-    """
-    words = "".join(f"<span>{_swatch(kind)}{escape(name)}</span>" for kind, name in entries)
-    return f'<p class="legend">{words}</p>'
+    """What colours mean."""
+    text = "".join(f"<span>{_swatch(kind)}{escape(name)}</span>" for kind, name in entries)
+    return f'<p class="legend">{text}</p>'
 
 
 def _code(text: str, most: int | None = None) -> str:
     if most is None or len(text) <= most:
         return f"<code>{escape(text)}</code>" if text else ""
-    kept = f"{text[: most // 2 - 1]}..{text[1 - most // 2 :]}"
-    return f'<code title="{escape(text)}">{escape(kept)}</code>'
+    code = f"{text[: most // 2 - 1]}..{text[1 - most // 2 :]}"
+    return f'<code title="{escape(text)}">{escape(code)}</code>'
 
 
 def _swatch(kind: str) -> str:
     square = f'<rect width="10" height="10" class="{kind}"/>'
     return f'<svg class="swatch" viewBox="0 0 10 10">{square}</svg>'
+
+
+_ROOT = ".isoshard-report"
+
+_LIGHT = {
+    "ink": "#1f2328",
+    "dim": "#656d76",
+    "paper": "#ffffff",
+    "rule": "#d8dee4",
+    "cell": "#c3cad3",
+    "border": "#1f2328",
+    "good": "#1a7f37",
+    "bad": "#cf222e",
+    "parameters": "#4269d0",
+    "buffers": "#5aa9a0",
+    "optimizer": "#d99a0b",
+    "inputs": "#3a9d4c",
+    "activations": "#9a5fd6",
+    "other": "#8c959f",
+    "compute": "#7d8fb3",
+    "axis0": "#e0633f",
+    "axis1": "#1f9bb5",
+    "axis2": "#c9568f",
+    "axis3": "#8a7a3b",
+    "axes": "#8c6d5a",
+}
+_DARK = _LIGHT | {
+    "ink": "#e6edf3",
+    "dim": "#9aa2ab",
+    "paper": "#12161c",
+    "rule": "#30363d",
+    "cell": "#4b5563",
+    "border": "#e6edf3",
+    "good": "#3fb950",
+    "bad": "#f85149",
+    "parameters": "#5f86ec",
+    "activations": "#a977e0",
+    "compute": "#8496bd",
+}
+_FILLS = [
+    *("parameters", "buffers", "optimizer", "inputs", "activations", "other"),
+    *("compute", "axis0", "axis1", "axis2", "axis3", "axes"),
+]
+
+
+def _variables(colours: dict[str, str]) -> str:
+    return "".join(f"--{name}:{colour};" for name, colour in colours.items())
+
+
+_RULES = {
+    "": "background:var(--paper);color:var(--ink);font:14px/1.45 system-ui,sans-serif;"
+    "max-width:960px;padding:16px 20px;border-radius:8px;box-sizing:border-box;text-align:left;",
+    " h2": "font-size:20px;margin:0 0 8px;font-weight:600;",
+    " h3": "font-size:15px;margin:22px 0 6px;font-weight:600;border-bottom:1px solid var(--rule);"
+    "padding-bottom:3px;",
+    " h4": "font-size:13px;margin:8px 0 4px;font-weight:600;",
+    " p": "margin:4px 0;",
+    " ul": "margin:4px 0;padding-left:20px;",
+    " .dim": "color:var(--dim);font-weight:400;",
+    " p.dim": "font-size:12.5px;",
+    " .good": "color:var(--good);font-weight:600;",
+    " .bad": "color:var(--bad);font-weight:600;",
+    " dl": "display:flex;flex-wrap:wrap;gap:4px 26px;margin:10px 0;",
+    " dt": "color:var(--dim);font-size:12px;font-weight:400;",
+    " dd": "margin:0;font-weight:600;",
+    " code": "font:12px ui-monospace,SFMono-Regular,Menlo,'DejaVu Sans Mono',monospace;"
+    "color:inherit;background:none;padding:0;overflow-wrap:anywhere;",
+    " .plan": "max-height:9em;overflow:auto;white-space:pre-wrap;",
+    " .wide": "overflow-x:auto;",
+    " table": "border-collapse:collapse;font-size:13px;margin:2px 0;color:inherit;border:0;",
+    " tr": "background:none;",
+    " th": "text-align:left;font-weight:400;color:var(--dim);font-size:12px;",
+    " th, ROOT td": "padding:3px 14px 3px 0;border:0;border-bottom:1px solid var(--rule);"
+    "vertical-align:top;background:none;",
+    " td": "text-align:left;white-space:nowrap;",
+    " td code": "overflow-wrap:normal;",
+    " td.text": "white-space:normal;",
+    " .number": "text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums;",
+    " .best": "font-weight:700;color:var(--good);",
+    " .beside": "display:flex;flex-wrap:wrap;gap:4px 40px;align-items:flex-start;",
+    " .beside > *": "min-width:0;max-width:100%;",
+    " svg": "display:block;max-width:100%;height:auto;overflow:visible;",
+    " svg.swatch": "display:inline-block;width:10px;height:10px;margin-right:7px;",
+    " p.legend": "font-size:12.5px;",
+    " .legend span": "margin-right:16px;white-space:nowrap;",
+    " svg text": "font:11.5px system-ui,sans-serif;fill:var(--ink);",
+    " svg text.dim": "fill:var(--dim);font-size:11px;",
+    " svg text.on-fill": "fill:#fff;font-weight:600;",
+    " svg text.limit-text": "fill:var(--bad);",
+    " .axis": "stroke:var(--dim);stroke-width:1;",
+    " .grid": "stroke:var(--rule);stroke-width:1;",
+    " .limit": "stroke:var(--bad);stroke-width:2;",
+    " .mark": "fill:var(--ink);",
+    " .border": "stroke:var(--border);stroke-width:1.6;",
+    " .cell": "fill:var(--cell);",
+    " .alive": "fill:var(--activations);fill-opacity:.28;stroke:var(--activations);",
+    " .peak": "fill:var(--activations);",
+    **{f" .fill-{name}": f"fill:var(--{name});" for name in _FILLS},
+}
+
+
+def _sheet() -> str:
+    rules = [f"{_ROOT}{{{_variables(_LIGHT)}}}"]
+    rules += [f"{_ROOT}{what.replace('ROOT', _ROOT)}{{{how}}}" for what, how in _RULES.items()]
+    dark = _variables(_DARK)
+    rules.append(f"@media (prefers-color-scheme:dark){{{_ROOT}{{{dark}}}}}")
+    for light in ('body[data-jp-theme-light="true"]', "body.vscode-light"):
+        rules.append(f"{light} {_ROOT}{{{_variables(_LIGHT)}}}")
+    for theme in ('body[data-jp-theme-light="false"]', "body.vscode-dark"):
+        rules.append(f"{theme} {_ROOT}{{{dark}}}")
+    rules.append(f"body.isoshard-page{{margin:0;background:{_LIGHT['paper']}}}")
+    page = f"body.isoshard-page{{background:{_DARK['paper']}}}"
+    rules.append(f"@media (prefers-color-scheme:dark){{{page}}}")
+    rules.append(f"body.isoshard-page {_ROOT}{{margin:0 auto}}")
+    return "\n".join(rules)
+
+
+STYLE = _sheet()
+"""CSS that touches nothing outside of a report."""

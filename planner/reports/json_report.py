@@ -21,27 +21,13 @@ VERSION = 1
 
 
 def written(report: Report) -> str:
-    """Write a report.
-
-    Args:
-        report: any.
-
-    Returns:
-        The text.
-    """
+    """Write a report."""
     content = {"isoshard_report": VERSION, **_plain(report)}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def read(kind: type[Report], text: str) -> Report:
     """Read a report.
-
-    Args:
-        kind: the class.
-        text: as `written` gives it.
-
-    Returns:
-        The report.
 
     Raises:
         ValueError: the text is no report, lacks something, or is of another version.
@@ -71,8 +57,8 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, str | bool) or value is None:
         return value
-    number = value.item() if hasattr(value, "item") else value  # of NumPy
-    return number if math.isfinite(number) else str(number)
+    plain = value.item() if hasattr(value, "item") else value  # of NumPy
+    return plain if math.isfinite(plain) else str(plain)
 
 
 def _made(hint: Any, value: Any, where: str) -> Any:
@@ -82,10 +68,10 @@ def _made(hint: Any, value: Any, where: str) -> Any:
         return _object(hint, value, where)
     if origin is tuple:
         items = _expected(list, value, where)
-        return tuple(_made(arguments[0], one, f"{where}[{at}]") for at, one in enumerate(items))
+        return tuple(_made(arguments[0], item, f"{where}[{at}]") for at, item in enumerate(items))
     if origin is not None and issubclass(_class(origin), Mapping):
         pairs = _expected(dict, value, where).items()
-        return {key: _made(arguments[1], one, f"{where}[{key!r}]") for key, one in pairs}
+        return {key: _made(arguments[1], pair, f"{where}[{key!r}]") for key, pair in pairs}
     if origin is Literal:
         if value not in arguments:
             raise ValueError(f"{where} is {value!r}, and can be {', '.join(map(repr, arguments))}")
@@ -96,7 +82,7 @@ def _made(hint: Any, value: Any, where: str) -> Any:
 
 
 def _object(kind: Any, value: Any, where: str) -> Any:
-    given = _expected(dict, value, where)
+    expected = _expected(dict, value, where)
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     needed = {
@@ -104,10 +90,14 @@ def _object(kind: Any, value: Any, where: str) -> Any:
         for name, field in fields.items()
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    if (lacking := sorted(needed - set(given))) or (strange := sorted(set(given) - set(fields))):
+    if (lacking := sorted(needed - set(expected))) or (
+        strange := sorted(set(expected) - set(fields))
+    ):
         what = f"lacks {', '.join(lacking)}" if lacking else f"has unknown {', '.join(strange)}"
         raise ValueError(f"{where} {what}: the file is not one that isoshard wrote")
-    return kind(**{name: _made(hints[name], one, f"{where}.{name}") for name, one in given.items()})
+    return kind(
+        **{name: _made(hints[name], one, f"{where}.{name}") for name, one in expected.items()}
+    )
 
 
 def _expected(kind: Any, value: Any, where: str) -> Any:

@@ -1,4 +1,8 @@
-"""What texts and pictures of a report show, taken from it in one place."""
+"""Figures that texts and pictures of a report show, and numbers as text.
+
+>>> human_seconds(0.0123), human_seconds(75), human_flops(3.2e13), percent(1, 3)
+('12.3 ms', '75.0 s', '32.0 TFLOP', '33 %')
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,53 @@ from .findings import CollectiveUse, MemoryEstimate
 
 if TYPE_CHECKING:
     from .report import Report
+
+
+def human_seconds(seconds: float) -> str:
+    """Write a time with a unit and three digits.
+
+    Returns:
+        E.g. "1.20 s", "12.3 ms", "450 us"; "0 s" for nothing.
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= 0.9995 * size:
+            return f"{_three_digits(seconds / size)} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def human_flops(count: float) -> str:
+    """Write a number of floating-point operations with a decimal unit."""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(count) >= 0.9995 * size:
+            return f"{_three_digits(count / size)} {unit}FLOP"
+    return f"{count:.0f} FLOP"
+
+
+def percent(of: float, full: float) -> str:
+    """Write a share.
+
+    Returns:
+        Whole percents; of nothing "-".
+    """
+    return f"{100 * of / full:.0f} %" if full else "-"
+
+
+def count_of(index: int, what: str) -> str:
+    """Write a number of things.
+
+    Example:
+        >>> count_of(1, "device"), count_of(1024, "device")
+        ('1 device', '1,024 devices')
+    """
+    return f"{index:,} {what}{'' if index == 1 else 's'}"
+
+
+def _three_digits(value: float) -> str:
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:,.{digits}f}"
+
 
 ROLES = ("parameters", "buffers", "optimizer", "inputs", "activations")
 """The fields of a `MemoryEstimate` that are bytes of one role, in the order of pictures."""
@@ -44,19 +95,12 @@ class Traffic:
 
 
 def joined(axes: Sequence[str]) -> str:
-    """Axes as the keys of `TimeEstimate.collectives` have them.
-
-    Args:
-        axes: their names.
-    """
+    """Axes as the keys of `TimeEstimate.collectives` have them."""
     return "+".join(axes)
 
 
 def along(use: CollectiveUse) -> str:
     """The axes of collectives, and how many slices talk if several do.
-
-    Args:
-        use: of a report.
 
     Example:
         >>> along(CollectiveUse("all-reduce", ("replica",), 4, 1, "", slices=32))
@@ -66,22 +110,14 @@ def along(use: CollectiveUse) -> str:
 
 
 def shares(memory: MemoryEstimate) -> list[tuple[str, int]]:
-    """The roles that take memory at the peak, with bytes; what is left over as "other".
-
-    Args:
-        memory: of a report.
-    """
-    found = [(role, getattr(memory, role)) for role in ROLES]
-    rest = memory.peak - sum(size for _, size in found)
-    return [(role, size) for role, size in [*found, ("other", rest)] if size > 0]
+    """The roles that take memory at the peak, with bytes; what is left over as "other"."""
+    result = [(role, getattr(memory, role)) for role in ROLES]
+    rest = memory.peak - sum(size for _, size in result)
+    return [(role, size) for role, size in [*result, ("other", rest)] if size > 0]
 
 
 def verdict(report: Report) -> str:
-    """Whether it fits, and by how much.
-
-    Args:
-        report: any.
-    """
+    """Whether it fits, and by how much."""
     memory = report.memory
     used = percent(memory.peak, memory.capacity)
     if memory.fits:
@@ -94,11 +130,7 @@ def verdict(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """A report in one line.
-
-    Args:
-        report: any.
-    """
+    """A report in one line."""
     axes = ", ".join(f"{name}={size}" for name, size in report.mesh.items())
     time = report.time
     return (
@@ -109,34 +141,22 @@ def summary(report: Report) -> str:
 
 
 def limit(report: Report) -> str:
-    """What limits a step, in words.
-
-    Args:
-        report: any.
-    """
-    known = {"compute": "compute", "memory": "memory bandwidth"}
-    return known.get(report.time.limit, f"collectives over {report.time.limit}")
+    """What limits a step, in words."""
+    words_of_limit = {"compute": "compute", "memory": "memory bandwidth"}
+    return words_of_limit.get(report.time.limit, f"collectives over {report.time.limit}")
 
 
 def by_cost(collectives: Sequence[CollectiveUse]) -> list[CollectiveUse]:
-    """Collectives in the order of their seconds, then of their bytes.
-
-    Args:
-        collectives: of a report.
-    """
+    """Collectives in the order of their seconds, then of their bytes."""
     return sorted(collectives, key=lambda use: (-use.seconds, -use.bytes * use.count))
 
 
 def traffic(report: Report) -> list[Traffic]:
-    """What is sent along each set of axes, most seconds first.
-
-    Args:
-        report: any.
-    """
+    """What is sent along each set of axes, most seconds first."""
     groups: dict[str, list[CollectiveUse]] = {}
     for use in report.collectives:
         groups.setdefault(joined(use.axes), []).append(use)
-    found = []
+    result = []
     for axes in dict.fromkeys([*groups, *report.time.collectives]):
         uses = groups.get(axes, [])
         sent: dict[str, int] = {}
@@ -145,15 +165,12 @@ def traffic(report: Report) -> list[Traffic]:
         count = sum(use.count for use in uses)
         seconds = report.time.collectives.get(axes, math.fsum(use.seconds for use in uses))
         kinds = tuple(sorted(sent, key=lambda kind: -sent[kind]))
-        found.append(Traffic(axes, sum(sent.values()), count, seconds, kinds))
-    return sorted(found, key=lambda one: (-one.seconds, -one.bytes, one.axes))
+        result.append(Traffic(axes, sum(sent.values()), count, seconds, kinds))
+    return sorted(result, key=lambda one: (-one.seconds, -one.bytes, one.axes))
 
 
 def mesh_of(report: Report) -> Mesh | None:
     """The mesh of a report, over described devices.
-
-    Args:
-        report: any.
 
     Returns:
         The mesh as `Topology.mesh` makes it; None if its chip is not in the table here.
@@ -169,32 +186,25 @@ def mesh_of(report: Report) -> Mesh | None:
 def borders(mesh: Mesh) -> np.ndarray[Any, Any]:
     """For each device of a mesh the number of what it shares fast links with.
 
-    Args:
-        mesh: as `mesh_of` gives it.
-
     Returns:
         Numbers in the shape of the mesh: of slices where links span a torus, else of what one
         switch joins.
     """
-    numbers = [device.slice_index for device in mesh.devices.flat]
-    return np.array(numbers).reshape(mesh.devices.shape)
+    indices = [device.slice_index for device in mesh.devices.flat]
+    return np.array(indices).reshape(mesh.devices.shape)
 
 
 def wiring(mesh: Mesh, axes: str) -> str:
     """What axes run on, in words.
 
-    Args:
-        mesh: as `mesh_of` gives it.
-        axes: their names, joined by "+".
-
     Example:
         >>> wiring(topology("h100:2x8").mesh((4, 4), ("data", "model")), "data")
         'nvlink of 2, 450 GB/s; network of 2, 50 GB/s'
     """
-    found = links_of(mesh, axes.split("+"))
+    links = links_of(mesh, axes.split("+"))
     return "; ".join(
         "the host's memory"  # its speed is measured where an estimate is made
         if level.kind == "memory"
         else f"{level.kind} of {level.size}, {level.bandwidth / 1e9:.3g} GB/s"
-        for level in found.levels
+        for level in links.levels
     )

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.formatting import human_seconds
+from .key_figures import human_seconds
+from .key_figures import shares
+from .key_figures import traffic
 from typing import TYPE_CHECKING
-
-from isoshard.core.runtime.formatting import human_bytes, human_seconds
-
-from .key_figures import shares, traffic
 
 if TYPE_CHECKING:
     from .report import Report
+
 
 WIDTH = 920
 """Of every picture that spans the page, in its own units."""
@@ -27,14 +29,7 @@ _LETTER = 6.4  # width of a letter of a label, about
 
 
 def svg(width: float, height: float, title: str, *content: str) -> str:
-    """A picture that shrinks with the page, as far as its letters can be read.
-
-    Args:
-        width: of its drawing.
-        height: likewise.
-        title: what it shows, for readers that are read to.
-        content: elements.
-    """
+    """A picture that shrinks with the page, as far as its letters can be read."""
     picture = (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" '
         f'style="width:{width:g}px;min-width:{min(width, _LEAST):g}px">{"".join(content)}</svg>'
@@ -57,16 +52,7 @@ def label(x: float, y: float, text: str, anchor: str = "start", kind: str = "") 
 
 
 def box(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
-    """A filled rectangle, with what is told of it under the mouse.
-
-    Args:
-        x: of its left side.
-        y: of its top.
-        width: at least half a unit is drawn.
-        height: of it.
-        kind: the class that colours it.
-        title: what is told.
-    """
+    """A filled rectangle, with what is told of it under the mouse."""
     told = f"<title>{escape(title)}</title>" if title else ""
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:g}" '
@@ -75,28 +61,13 @@ def box(x: float, y: float, width: float, height: float, kind: str, title: str =
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A straight line.
-
-    Args:
-        x1: of its start.
-        y1: likewise.
-        x2: of its end.
-        y2: likewise.
-        kind: the class that colours it.
-    """
+    """A straight line."""
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {ends} class="{kind}"/>'
 
 
 def ticks(most: float, count: int = 6) -> list[float]:
     """Round numbers from 0 on, in steps of 1, 2 or 5 times a power of ten.
-
-    Args:
-        most: where the axis ends.
-        count: about how many.
-
-    Returns:
-        The numbers, none above `most`.
 
     Example:
         >>> ticks(14.9)
@@ -106,15 +77,11 @@ def ticks(most: float, count: int = 6) -> list[float]:
         return [0.0]
     power = 10.0 ** math.floor(math.log10(most / count))
     step = next(size * power for size in (1, 2, 5, 10) if most / (size * power) <= count * 1.5)
-    return [number * step for number in range(int(most / step + 1e-9) + 1)]
+    return [index * step for index in range(int(most / step + 1e-9) + 1)]
 
 
 def unit_of_bytes(most: float) -> tuple[str, float]:
-    """The unit for an axis of bytes, and its size.
-
-    Args:
-        most: where the axis ends.
-    """
+    """The unit for an axis of bytes, and its size."""
     for name, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
         if most >= 1024.0**power:
             return name, 1024.0**power
@@ -122,11 +89,7 @@ def unit_of_bytes(most: float) -> tuple[str, float]:
 
 
 def unit_of_seconds(most: float) -> tuple[str, float]:
-    """The unit for an axis of time, and its size.
-
-    Args:
-        most: where the axis ends.
-    """
+    """The unit for an axis of time, and its size."""
     for name, size in (("s", 1.0), ("ms", 1e-3)):
         if most >= size:
             return name, size
@@ -136,16 +99,7 @@ def unit_of_seconds(most: float) -> tuple[str, float]:
 def horizontal_axis(
     left: float, right: float, y: float, top: float, most: float, unit: tuple[str, float]
 ) -> str:
-    """An axis below a picture: round numbers, thin lines up from them, the unit at its end.
-
-    Args:
-        left: where 0 is.
-        right: where `most` is.
-        y: of the axis.
-        top: how far up the thin lines go.
-        most: the value at its right end.
-        unit: its name and size.
-    """
+    """An axis below a picture: round numbers, thin lines up from them, the unit at its end."""
     name, size = unit
     drawn = [line(left, y, right, y, "axis")]
     for at in ticks(most / size):
@@ -156,38 +110,30 @@ def horizontal_axis(
 
 
 def gutter(names: Sequence[str]) -> float:
-    """How much room labels at the left need.
-
-    Args:
-        names: the labels.
-    """
+    """How much room labels at the left need."""
     return min(220.0, max(24.0, 14 + 7.2 * max(map(len, names), default=0)))
 
 
 def memory_bars(rows: Sequence[tuple[str, Report]]) -> str:
-    """The memory of one device by role against its capacity, a row for each report.
-
-    Args:
-        rows: names and reports.
-    """
+    """The memory of one device by role against its capacity, a row for each report."""
     left = gutter([name for name, _ in rows])
     right, top = WIDTH - _RIGHT, 20
-    most = max(max(one.memory.peak, one.memory.capacity, 1) for _, one in rows)
+    most = max(max(row.memory.peak, row.memory.capacity, 1) for _, row in rows)
     bottom = top + _ROW * len(rows)
     scale = (right - left) / most
     drawn = [horizontal_axis(left, right, bottom, top, most, unit_of_bytes(most))]
-    for number, (name, one) in enumerate(rows):
-        y, x = top + _ROW * number + 5, left
+    for index, (name, row) in enumerate(rows):
+        y, x = top + _ROW * index + 5, left
         drawn.append(label(left - 8, y + 16, _short(name), "end"))
-        for role, size in shares(one.memory):
+        for role, size in shares(row.memory):
             told = f"{role} {human_bytes(size)}"
             drawn.append(box(x, y, size * scale, _ROW - 10, f"fill-{role}", told))
             if len(told) * _LETTER + 12 < size * scale:
                 drawn.append(label(x + size * scale / 2, y + 16, told, "middle", "on-fill"))
             x += size * scale
-        end = left + one.memory.capacity * scale
+        end = left + row.memory.capacity * scale
         drawn.append(line(end, y - 5, end, y + _ROW - 5, "limit"))
-    capacities = {one.memory.capacity for _, one in rows}
+    capacities = {row.memory.capacity for _, row in rows}
     if len(capacities) == 1:
         [capacity] = capacities
         end = left + capacity * scale
@@ -204,23 +150,23 @@ def time_bars(rows: Sequence[tuple[str, Report]]) -> str:
     """
     left = gutter([name for name, _ in rows])
     right, top = WIDTH - _RIGHT, 20
-    most = max(max(one.time.serial, one.time.overlapped, 1e-9) for _, one in rows)
+    most = max(max(row.time.serial, row.time.overlapped, 1e-9) for _, row in rows)
     bottom = top + _ROW * len(rows)
     scale = (right - left) / most
-    axes = axes_of([one for _, one in rows])
+    axes = axes_of([row for _, row in rows])
     drawn = [horizontal_axis(left, right, bottom, top, most, unit_of_seconds(most))]
-    for number, (name, one) in enumerate(rows):
-        y, x = top + _ROW * number + 5, left
+    for index, (name, row) in enumerate(rows):
+        y, x = top + _ROW * index + 5, left
         drawn.append(label(left - 8, y + 16, _short(name), "end"))
-        stretches = [("computing", one.time.busy, "fill-compute")]
-        stretches += [(t.axes, t.seconds, axis_fill(axes, t.axes)) for t in traffic(one)]
+        stretches = [("computing", row.time.busy, "fill-compute")]
+        stretches += [(t.axes, t.seconds, axis_fill(axes, t.axes)) for t in traffic(row)]
         for what, seconds, kind in stretches:
             told = f"{what} {human_seconds(seconds)}"
             drawn.append(box(x, y, seconds * scale, _ROW - 10, kind, told))
             if len(told) * _LETTER + 12 < seconds * scale:
                 drawn.append(label(x + seconds * scale / 2, y + 16, told, "middle", "on-fill"))
             x += seconds * scale
-        end = left + one.time.overlapped * scale
+        end = left + row.time.overlapped * scale
         drawn.append(f'<path d="M{end - 5:.1f},{y - 6}h10l-5,7z" class="mark"/>')
     first = rows[0][1].time.overlapped
     end = left + first * scale
@@ -230,12 +176,8 @@ def time_bars(rows: Sequence[tuple[str, Report]]) -> str:
 
 
 def axes_of(reports: Sequence[Report]) -> list[str]:
-    """The names of the axes of meshes, each once.
-
-    Args:
-        reports: any.
-    """
-    return list(dict.fromkeys(name for one in reports for name in one.mesh))
+    """The names of the axes of meshes, each once."""
+    return list(dict.fromkeys(name for report in reports for name in report.mesh))
 
 
 def axis_fill(axes: Sequence[str], along: str) -> str:

@@ -6,28 +6,41 @@ Rich leaves colours out where there is no terminal; where the encoding has no bl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
-
 import numpy as np
+from collections.abc import Iterator
+from collections.abc import Sequence
+from isoshard.core.pictures.box_drawing import Cell
+from isoshard.core.pictures.box_drawing import grid_lines
+from isoshard.core.runtime.formatting import count_of
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.formatting import human_flops
+from isoshard.core.runtime.formatting import human_seconds
+from isoshard.core.runtime.formatting import percent
+from .key_figures import along
+from .key_figures import borders
+from .key_figures import by_cost
+from .key_figures import count_of
+from .key_figures import human_flops
+from .key_figures import human_seconds
+from .key_figures import limit
+from .key_figures import mesh_of
+from .key_figures import percent
+from .key_figures import shares
+from .key_figures import traffic
+from .key_figures import verdict
+from .key_figures import wiring
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
+from rich.console import Group
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
-
-from isoshard.core.pictures.box_drawing import Cell, grid_lines
-from isoshard.core.runtime.formatting import (
-    count_of,
-    human_bytes,
-    human_flops,
-    human_seconds,
-    percent,
-)
-
-from .key_figures import along, borders, by_cost, limit, mesh_of, shares, traffic, verdict, wiring
+from typing import Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .report import Report
+
 
 MAX_COLLECTIVES = 16
 """Rows of the table of collectives; the others are summed up in one."""
@@ -48,23 +61,13 @@ _GRID = 4  # devices drawn along an axis of the mesh
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report.
-
-    Args:
-        report: any.
-        console: where to.
-    """
+    """Print a report."""
     for section in sections(report, console):
         console.print(section)
 
 
 def sections(report: Report, console: Console) -> Iterator[RenderableType]:
-    """The texts and tables of a report, in order.
-
-    Args:
-        report: any.
-        console: for its width and encoding.
-    """
+    """The texts and tables of a report, in order."""
     yield _title(report, console.width)
     yield _memory(report, console)
     yield from _peak(report, console)
@@ -91,11 +94,7 @@ def bar(start: float, length: float, width: int, console: Console) -> str:
 
 
 def verdict_text(report: Report) -> Text:
-    """Whether it fits, green or red.
-
-    Args:
-        report: any.
-    """
+    """Whether it fits, green or red."""
     return Text(verdict(report), style="bold green" if report.fits else "bold red")
 
 
@@ -122,23 +121,23 @@ def _heading(text: str) -> Text:
 def _memory(report: Report, console: Console) -> RenderableType:
     memory, width = report.memory, console.width
     room = max(6, width - 11 - 10 - 6 - 5)
-    whole = max(memory.capacity, memory.peak, 1)
+    full = max(memory.capacity, memory.peak, 1)
     lines, at = [_heading("Memory of one device")], 0
     for role, size in shares(memory):
-        drawn = bar(at / whole, size / whole, room, console)
+        drawn = bar(at / full, size / full, room, console)
         lines.append(_bar_line(role, human_bytes(size), drawn, STYLES[role], ""))
         at += size
     style = "green" if memory.fits else "red"
-    drawn = bar(0, memory.peak / whole, room, console)
+    drawn = bar(0, memory.peak / full, room, console)
     share = percent(memory.peak, memory.capacity)
     lines.append(_bar_line("peak", human_bytes(memory.peak), f"{drawn:<{room}}", style, share))
-    drawn = bar(0, memory.capacity / whole, room, console)
+    drawn = bar(0, memory.capacity / full, room, console)
     lines.append(_bar_line("capacity", human_bytes(memory.capacity), drawn, "bright_black", ""))
     return Group(*(_cropped(line) for line in lines))
 
 
-def _bar_line(label: str, number: str, drawn: str, style: str, after: str) -> Text:
-    return Text.assemble(f"{label:<11}", f"{number:>10}  ", (drawn, style), f" {after}".rstrip())
+def _bar_line(label: str, index: str, drawn: str, style: str, after: str) -> Text:
+    return Text.assemble(f"{label:<11}", f"{index:>10}  ", (drawn, style), f" {after}".rstrip())
 
 
 def _cropped(line: Text) -> Text:
@@ -190,8 +189,8 @@ def _collectives(report: Report, console: Console) -> Iterator[RenderableType]:
         more: tuple[Column, ...] = (("count", "right"), ("bytes each", "right"), ("line", "left"))
         table = _table(*names, *more)
         for use in shown:
-            numbers = (human_seconds(use.seconds), f"{use.count:,}", human_bytes(use.bytes))
-            table.add_row(*map(Text, (use.kind, along(use), *numbers, use.line)))
+            indices = (human_seconds(use.seconds), f"{use.count:,}", human_bytes(use.bytes))
+            table.add_row(*map(Text, (use.kind, along(use), *indices, use.line)))
         yield table
     if rest:
         seconds = human_seconds(sum(use.seconds for use in rest))
@@ -219,25 +218,25 @@ def _table(*columns: Column) -> Table:
 def _time(report: Report, console: Console) -> RenderableType:
     time = report.time
     room = max(6, console.width - 11 - 10 - 6 - 5)
-    whole = max(time.serial, time.compute, time.memory, time.overlapped, 1e-12)
+    full = max(time.serial, time.compute, time.memory, time.overlapped, 1e-12)
     rows = [("computing", time.compute, "blue"), ("memory", time.memory, "cyan")]
     rows.append(("busy", time.busy, "blue"))
-    rows += [(one.axes, one.seconds, "magenta") for one in traffic(report)]
+    rows += [(use.axes, use.seconds, "magenta") for use in traffic(report)]
     rows += [("serial", time.serial, "bright_black"), ("overlapped", time.overlapped, "green")]
     lines = [_heading("Time of one step")]
     for label, seconds, style in rows:
-        drawn = bar(0, seconds / whole, room, console)
+        drawn = bar(0, seconds / full, room, console)
         shown = label if len(label) < 11 else f"{label[:8]}.."
         lines.append(_bar_line(shown, human_seconds(seconds), drawn, style, ""))
     lines = [_cropped(line) for line in lines]
-    words = Text(
+    text = Text(
         f"{human_flops(report.flops)} and {human_bytes(report.bytes_moved)} moved; "
         f"{percent(time.utilisation, 1)} utilised, limited by {limit(report)}"
     )
     assumed = [
         Text(f"assumed: {one}", style="dim") for one in (*report.assumptions, *time.assumptions)
     ]
-    return Group(*lines, words, *assumed)
+    return Group(*lines, text, *assumed)
 
 
 def _mesh(report: Report, console: Console) -> RenderableType:
@@ -249,14 +248,14 @@ def _mesh(report: Report, console: Console) -> RenderableType:
         if console.options.ascii_only:
             arrow = {"→": ">", "↓": "v"}.get(arrow, arrow)
         along = [one for one in sent if name in one.axes.split("+")]
-        words = "; ".join(
+        text = "; ".join(
             f"{human_bytes(one.bytes)} in {human_seconds(one.seconds)} "
             f"({', '.join(one.kinds) or 'collectives'}"
             f"{'' if one.axes == name else f', with {one.axes}'})"
             for one in along
         )
         runs_on = f" ({wiring(mesh, name)})" if mesh is not None and size > 1 else ""
-        lines.append(Text(f"{arrow} {name}={size}{runs_on}: {words or 'nothing'}"))
+        lines.append(Text(f"{arrow} {name}={size}{runs_on}: {text or 'nothing'}"))
     plain = console.options.ascii_only or not names
     picture = [] if plain else _grid_lines(report, console.width)
     return Group(*lines, *picture)

@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.capture.assemble import Assembly
 from isoshard.torch_bridge.engine.compiling import input_placement, plan_lowering
+from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest
 from isoshard.torch_bridge.engine.compiling.interpreting import Notes
-from isoshard.torch_bridge.engine.compiling.liveness import CompileRequest
 from isoshard.torch_bridge.engine.values import layout_numbers
 
-from .argument_paths import key_text
 from .found_models import Named
 from .planned_recording import PlannedRecording
+
+
+def argument_paths(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Each leaf of the arguments by the name of its argument and its path in it.
+
+    >>> def step(tokens, *rest, labels=None): ...
+    >>> argument_paths(step, ({"a": 1, "b": [2]}, 3), {"labels": 4})
+    ['tokens.a', 'tokens.b.0', 'rest.0', 'labels']
+    """
+    function = step.forward if isinstance(step, torch.nn.Module) else step
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        bound, parameters = None, {}
+    names: list[str] = []
+    if bound is not None:
+        for name in bound.arguments:
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                names += [f"{name}.{number}" for number in range(len(bound.arguments[name]))]
+            elif parameters[name].kind in _POSITIONAL and len(names) < len(args):
+                names.append(name)
+    names += [f"argument{number}" for number in range(len(names), len(args))]
+    paths = []
+    for name, tree in [*zip(names, args, strict=False), *kwargs.items()]:
+        for path, _ in pytree.tree_flatten_with_path(tree)[0]:
+            paths.append(".".join([name, *map(key_text, path)]))
+    return paths
+
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+def key_text(key: Any) -> str:
+    """One step of a path in nested arguments or results."""
+    for attribute in ("idx", "key", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
 
 
 def assembled(
@@ -30,29 +73,20 @@ def assembled(
     where: str,
     modules: tuple[str, ...],
 ) -> TracedStep:
-    """Trace a recorded step.
-
-    Args:
-        recording: the step.
-        names: what memory is called, by id.
-        mesh: what it is planned for.
-        name: of the step.
-        where: its line, for messages.
-        modules: the names of the modules that it used.
-    """
+    """Trace a recorded step."""
     names = dict(names)
     assembly = Assembly(recording, where)
     plan, escaped = assembly.plan()
-    values = assembly.choose_results(plan)
+    values = assembly.settle(plan)
     plan.live += tuple(sorted(escaped))  # what the step keeps somewhere
     plan.wanted += (layout_numbers.UNPLACED,) * len(escaped)
-    whole = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
+    intern = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
     also = {*recording.tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
-    plan.placed = tuple(input_placement.layouts_on(whole, values, also)[1])
+    plan.placed = tuple(input_placement.layouts_on(intern, values, also)[1])
     plan.notes = Notes(recording.tape.lines, recording.tape.outputs)
     inputs = _inputs(recording, names, plan, values)
     home = _mesh_of(plan, mesh)
-    with plan_lowering.tracing(plan, [_struct(one) for one in inputs]):
+    with plan_lowering.tracing(plan, [_struct(leaf) for leaf in inputs]):
         program = _traced(plan, inputs, home)
         results = _results(recording, names, assembly, plan, values)
     everywhere = NamedSharding(home, PartitionSpec())
@@ -73,15 +107,15 @@ def _mesh_of(plan: CompileRequest, mesh: Mesh) -> Mesh:
     return mesh if placed is None else placed.mesh
 
 
-def _struct(one: StepInput) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding)
+def _struct(leaf: StepInput) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def _traced(plan: CompileRequest, inputs: Sequence[StepInput], mesh: Mesh) -> Any:
     """The jaxpr; floats and random words are among its inputs only if there are any."""
     step = plan_lowering.traceable(plan)
     extra = plan_lowering.extra_inputs(plan)
-    given = [one for one in extra if one.shape[0]]
+    traced = [one for one in extra if one.shape[0]]
     absent = [np.zeros(one.shape, one.dtype) for one in extra if not one.shape[0]]
 
     def isoshard_step(*arguments: Any) -> Any:
@@ -89,8 +123,8 @@ def _traced(plan: CompileRequest, inputs: Sequence[StepInput], mesh: Mesh) -> An
         scalars = more.pop(0) if plan.lifted else absent[0]
         return step(*taken, scalars, more.pop(0) if plan.draws else absent[-1])
 
-    structs = [_struct(one) for one in inputs]
-    return jax.jit(isoshard_step, keep_unused=True).trace(*structs, *given).jaxpr
+    structs = [_struct(leaf) for leaf in inputs]
+    return jax.jit(isoshard_step, keep_unused=True).trace(*structs, *traced).jaxpr
 
 
 def _inputs(
@@ -100,7 +134,7 @@ def _inputs(
     values: Sequence[Any],
 ) -> list[StepInput]:
     firsts = {id(first): storage for storage, first in recording.log.storages.values()}
-    inputs, numbers = [], {"host": 0, "closed_over": 0}
+    inputs, indices = [], {"host": 0, "closed_over": 0}
     for value, number in zip(values, plan.placed, strict=True):
         storage = firsts.get(id(value))
         named = None if storage is None else names.get(id(storage))
@@ -108,11 +142,11 @@ def _inputs(
         if named is None and storage is not None:
             names[id(storage)] = named = Named(f"memory.{len(names)}", "buffer", layout)
         if named is None:
-            kind = "host" if id(value) in recording.cpu_ops.operands else "closed_over"
+            kind = "host" if id(value) in recording.host.operands else "closed_over"
             named = Named(
-                f"{kind}.{numbers[kind]}", "number" if kind == "host" else "buffer", layout
+                f"{kind}.{indices[kind]}", "number" if kind == "host" else "buffer", layout
             )
-            numbers[kind] += 1
+            indices[kind] += 1
         shape, dtype = tuple(value.array.shape), np.dtype(value.array.dtype)
         inputs.append(StepInput(named.name, named.role, shape, dtype, layout, named.follows))
     return inputs
@@ -125,22 +159,22 @@ def _results(
     plan: CompileRequest,
     values: Sequence[Any],
 ) -> list[StepResult]:
-    places = {id(value): place for place, value in enumerate(values)}
-    said: dict[int, tuple[str, int | None]] = {}
+    positions = {id(value): place for place, value in enumerate(values)}
+    text: dict[int, tuple[str, int | None]] = {}
     for storage in assembly.written:
         named = names.get(id(storage))
-        place = places.get(id(recording.log.storages[id(storage)][1]))
-        name = f"memory.{len(said)}" if named is None else named.name
-        said[storage.value.slot] = (name, place)
-    for tensor, value, _ in assembly.created:
-        said.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
-    found = []
+        place = positions.get(id(recording.log.storages[id(storage)][1]))
+        name = f"memory.{len(text)}" if named is None else named.name
+        text[storage.value.slot] = (name, place)
+    for tensor, value, _ in assembly.made:
+        text.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
+    results = []
     for slot, number in zip(plan.live, plan.wanted, strict=True):
-        name, place = said.get(slot, (f"kept.{slot}", None))
+        name, place = text.get(slot, (f"kept.{slot}", None))
         finer = plan_lowering.refined(number)
         layout: Any = None if number == layout_numbers.UNPLACED else layout_numbers.sharding(finer)
-        found.append(StepResult(name, place, layout))
-    return found
+        results.append(StepResult(name, place, layout))
+    return results
 
 
 def _name_of(

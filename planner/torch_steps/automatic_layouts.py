@@ -41,7 +41,7 @@ from isoshard.core.errors import CaptureError, ShardingError
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
-from isoshard.planner.plan_search.found_rules import activation_rules_of
+from isoshard.planner.plan_search.plan_rules import activation_rules_of
 from isoshard.planner.plan_search.search_result import SearchResult, described
 from isoshard.planner.plan_search.searching import search
 from isoshard.torch_bridge._torch_internals import pytree
@@ -57,7 +57,7 @@ from isoshard.torch_bridge.spmd.mesh import get_global_mesh
 from isoshard.torch_bridge.spmd.modes import auto_spmd
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-from .argument_paths import argument_paths
+from .assembled_step import argument_paths
 from .found_models import FoundModel, behind, layouts_of, models_of
 
 
@@ -80,16 +80,12 @@ _FOUND: weakref.WeakKeyDictionary[torch.nn.Module, AutomaticLayout] = weakref.We
 
 
 def found_for(module: torch.nn.Module) -> SearchResult | None:
-    """The result of the search by which a model was laid out; None if none was.
-
-    Args:
-        module: the outermost that the step uses, or one inside it.
-    """
-    found = _FOUND.get(module)
-    for model, one in _FOUND.items() if found is None else ():
+    """The result of the search by which a model was laid out; None if none was."""
+    result = _FOUND.get(module)
+    for model, one in _FOUND.items() if result is None else ():
         if any(child is module for child in model.modules()):
-            found = one
-    return None if found is None else found.result
+            result = one
+    return None if result is None else result.result
 
 
 def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ShardArguments:
@@ -97,11 +93,6 @@ def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shar
 
     A model that was laid out for another step keeps its layout, unless this step trains it and that
     one did not.
-
-    Args:
-        step: a function, a module or a bound method.
-        args: of its first call.
-        kwargs: likewise.
 
     Returns:
         What lays out the arguments of each call. It does nothing where no plan was asked for or
@@ -116,16 +107,16 @@ def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shar
     unplanned_steps.compiled()
     reason = behind_it.unclear()
     if reason is None:
-        known = behind_it.known()
-        if known is not None:
-            return BatchLayouts(step, known)
+        found_plans = behind_it.known()
+        if found_plans is not None:
+            return BatchLayouts(step, found_plans)
         try:
-            found = behind_it.search()
+            result = behind_it.search()
         except CaptureError as error:
             reason = str(error)
         else:
-            behind_it.place(found)
-            return BatchLayouts(step, found)
+            behind_it.place(result)
+            return BatchLayouts(step, result)
     unplanned_steps.tell(line_of(step), reason)
     return _nothing
 
@@ -180,29 +171,29 @@ class _Behind:
 
     def known(self) -> SearchResult | None:
         """What was found for another step with the same models."""
-        found = [_FOUND.get(model.module) for model in self.wanted]
-        for one in found:
+        result = [_FOUND.get(model.module) for model in self.wanted]
+        for one in result:
             if one is None or (self.reached.optimizers and not one.trains):
                 return None
-        return found[0].result if found and found[0] is not None else None
+        return result[0].result if result and result[0] is not None else None
 
     def search(self) -> SearchResult:
         """Find a plan; what the user marked, and models that nobody asked about, stay."""
-        said = self._said(self.tensors)
+        declared = self._said(self.tensors)
         if self.mesh_asked_for is not None:
             for model in self.models:
                 if model not in self.wanted:
-                    said |= self._as_they_lie(model, self.mesh_asked_for.get_jax_mesh())
+                    declared |= self._as_they_lie(model, self.mesh_asked_for.get_jax_mesh())
         batch = self._said(self.batch)
-        mesh = self._mesh({**said, **batch})
-        fixed = _fixed(said, batch, self.tensors)
+        mesh = self._mesh({**declared, **batch})
+        fixed = _fixed(declared, batch, self.tensors)
         return search(self.step, self.args, mesh, kwargs=self.kwargs, fixed=fixed)
 
-    def place(self, found: SearchResult) -> None:
+    def place(self, result: SearchResult) -> None:
         """Lay out what is behind the step, and note what was found."""
-        layouts = layouts_of(self.models, found.mesh, found.plan)[0]
+        layouts = layouts_of(self.models, result.mesh, result.plan)[0]
         moved = 0
-        for tensor in [t for one in self.wanted for _, t in modules.tensors(one.module)]:
+        for tensor in [t for axis in self.wanted for _, t in modules.tensors(axis.module)]:
             sharding = layouts[id(tensor)].layout
             if isinstance(tensor, XLAShardedTensor) and first_layouts.said_by_user(tensor) is None:
                 for one in (tensor, *self._following(tensor)):
@@ -215,36 +206,33 @@ class _Behind:
             before = _FOUND.get(model.module)
             if before is not None and before.constraints is not None:
                 before.constraints.remove()
-            constraints = _constraints(model, found)
+            constraints = _constraints(model, result)
             _FOUND[model.module] = AutomaticLayout(
-                found, bool(self.reached.optimizers), constraints
+                result, bool(self.reached.optimizers), constraints
             )
         metrics.count("plans.found")
         metrics.record_plan(
             line_of(self.step),
-            f"{described(found.mesh)}, {moved} of {len(self.tensors)} tensors laid out by what was "
-            f"found in {found.seconds_taken:.1f} s; isoshard.torch_bridge.auto_plan(model) says it",
+            f"{described(result.mesh)}, {moved} of {len(self.tensors)} tensors laid out by what "
+            f"was found in {result.seconds_taken:.1f} s; "
+            "isoshard.torch_bridge.auto_plan(model) says it",
         )
 
     def _said(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, NamedSharding]:
-        found = {name: first_layouts.said_by_user(one) for name, one in tensors.items()}
-        return {name: one for name, one in found.items() if one is not None}
+        result = {name: first_layouts.said_by_user(tensor) for name, tensor in tensors.items()}
+        return {name: one for name, one in result.items() if one is not None}
 
     def _as_they_lie(self, model: FoundModel, mesh: Mesh) -> dict[str, NamedSharding]:
-        whole = NamedSharding(mesh, PartitionSpec())
-        lie = {
-            name: marks.placed(one) if isinstance(one, XLAShardedTensor) else None
-            for name, one in modules.tensors(model.module)
+        sharding = NamedSharding(mesh, PartitionSpec())
+        result = {
+            name: marks.placed(tensor) if isinstance(tensor, XLAShardedTensor) else None
+            for name, tensor in modules.tensors(model.module)
         }
-        return {name: one or whole for name, one in lie.items()}
+        return {name: one or sharding for name, one in result.items()}
 
-    def _mesh(self, said: Mapping[str, NamedSharding]) -> Mesh | int:
-        """The mesh that was asked for, or that of marks; a number of devices if neither is there.
-
-        Raises:
-            ShardingError: tensors are marked on other meshes.
-        """
-        meshes = {name: auto(one.mesh) for name, one in said.items()}
+    def _mesh(self, text: Mapping[str, NamedSharding]) -> Mesh | int:
+        """The requested mesh, or that of marks; a number of devices without either."""
+        meshes = {name: auto(word.mesh) for name, word in text.items()}
         if self.mesh_asked_for is not None:
             mesh, whose = self.mesh_asked_for.get_jax_mesh(), "the plan is for"
         elif meshes:
@@ -266,11 +254,11 @@ class _Behind:
 
     def _following(self, tensor: XLAShardedTensor) -> Iterable[XLAShardedTensor]:
         """A parameter's gradient, and the state of its shape that optimizers keep."""
-        kept = [tensor.grad] if tensor.is_leaf else []
+        gradients = [tensor.grad] if tensor.is_leaf else []
         for optimizer in self.reached.optimizers:
-            kept += optimizer.state.get(tensor, {}).values()
+            gradients += optimizer.state.get(tensor, {}).values()
         lies = marks.placed(tensor)
-        for one in kept:
+        for one in gradients:
             if isinstance(one, XLAShardedTensor) and one.shape == tensor.shape:
                 present = marks.marked(one)
                 if present is None or present == lies:
@@ -278,21 +266,25 @@ class _Behind:
 
 
 def _fixed(
-    said: Mapping[str, NamedSharding],
+    text: Mapping[str, NamedSharding],
     batch: Mapping[str, NamedSharding],
     tensors: Mapping[str, torch.Tensor],
 ) -> Plan | None:
     """Marks as rules by name, which mean no other tensor."""
-    if not said and not batch:
+    if not text and not batch:
         return None
-    split = {name: said[name].spec if name in said else PartitionSpec() for name in tensors}
-    whole = {
-        name: PartitionSpec("whole" if name in said and not any(split[name]) else None)
+    split = {name: text[name].spec if name in text else PartitionSpec() for name in tensors}
+    full = {
+        name: PartitionSpec("whole" if name in text and not any(split[name]) else None)
         for name in tensors
     }
-    rules: dict[str, Any] = dict(activation_rules_of({n: _short(one) for n, one in split.items()}))
-    rules |= dict.fromkeys(activation_rules_of({n: _short(one) for n, one in whole.items()}))
-    inputs: dict[str, Any] = {"inputs": {n: one.spec for n, one in batch.items()}} if batch else {}
+    rules: dict[str, Any] = dict(
+        activation_rules_of({n: _short(axis) for n, axis in split.items()})
+    )
+    rules |= dict.fromkeys(activation_rules_of({n: _short(one) for n, one in full.items()}))
+    inputs: dict[str, Any] = (
+        {"inputs": {n: axis.spec for n, axis in batch.items()}} if batch else {}
+    )
     return Plan(rules, **inputs)
 
 
@@ -304,9 +296,9 @@ def _short(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def _constraints(model: FoundModel, found: SearchResult) -> ActivationConstraints | None:
+def _constraints(model: FoundModel, result: SearchResult) -> ActivationConstraints | None:
     """Hooks that lay out the outputs of modules, unless the user has put such hooks there."""
-    plan, module = found.plan, model.module
+    plan, module = result.plan, model.module
     names = [name for name, _ in module.named_modules()]
     if not plan.activations or not any(map(plan.activation_for, names)):
         return None
@@ -314,7 +306,7 @@ def _constraints(model: FoundModel, found: SearchResult) -> ActivationConstraint
         for hook in (*forward_pre_hooks(child).values(), *forward_hooks(child).values()):
             if hasattr(hook, "alike"):
                 return None
-    return ActivationConstraints(module, found.mesh, plan)
+    return ActivationConstraints(module, result.mesh, plan)
 
 
 class BatchLayouts:
@@ -325,11 +317,11 @@ class BatchLayouts:
         found: the plan and its mesh.
     """
 
-    def __init__(self, step: Any, found: SearchResult):
+    def __init__(self, step: Any, result: SearchResult):
         """See the class."""
-        self._step, self._mesh = step, found.mesh
-        says = any(isinstance(one.inputs, tuple) for one in found.plan.factors)
-        self._plan = found.plan.for_inputs() if says else None
+        self._step, self._mesh = step, result.mesh
+        says = any(isinstance(factor.inputs, tuple) for factor in result.plan.factors)
+        self._plan = result.plan.for_inputs() if says else None
         self._known: dict[tuple[str, tuple[int, ...]], NamedSharding | None] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -348,10 +340,10 @@ class BatchLayouts:
     def _layout(self, path: str, shape: tuple[int, ...]) -> NamedSharding | None:
         if (path, shape) not in self._known and self._plan is not None:
             try:
-                found = self._plan.resolve({path: shape}, self._mesh).shardings[path]
+                result = self._plan.resolve({path: shape}, self._mesh).shardings[path]
             except ShardingError:  # another batch than the one that was planned
-                found = None
-            self._known[path, shape] = found
+                result = None
+            self._known[path, shape] = result
         return self._known.get((path, shape))
 
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.traced.traced_step import Role
-from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
+from isoshard.torch_bridge.engine.capture.reachable import Reachable
 from isoshard.torch_bridge.modules import modules
 
 
@@ -50,7 +50,7 @@ class FoundModel:
     prefix: str
 
 
-def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> ObjectWalk:
+def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Reachable:
     """The objects behind a step: what it closes over and names, and what its arguments hold.
 
     Args:
@@ -58,36 +58,31 @@ def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> ObjectWalk
         leaves: its arguments; those that are no tensors are searched.
         paths: what they are called.
     """
-    found = ObjectWalk()
-    found.walk(step, getattr(step, "__name__", type(step).__name__))
+    reachable = Reachable()
+    reachable.follow(step, getattr(step, "__name__", type(step).__name__))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            found.walk(leaf, path)
-    found.walk_globals({})
-    return found
+            reachable.follow(leaf, path)
+    reachable.follow_code({})
+    return reachable
 
 
-def models_of(found: ObjectWalk, arguments: Mapping[str, Any]) -> list[FoundModel]:
-    """The models behind a step: modules that are inside no other.
-
-    Args:
-        found: the objects behind it.
-        arguments: of the step, by name.
-    """
-    inside = {id(child) for one in found.modules for child in list(one.modules())[1:]}
-    roots = [one for one in found.modules if id(one) not in inside]
-    names = _variables(found, roots, arguments)
+def models_of(result: Reachable, arguments: Mapping[str, Any]) -> list[FoundModel]:
+    """The models behind a step: modules that are inside no other."""
+    inside = {id(child) for module in result.modules for child in list(module.modules())[1:]}
+    roots = [module for module in result.modules if id(module) not in inside]
+    names = _variables(result, roots, arguments)
     count = collections.Counter(
-        name for one in roots for name in {*dict(modules.tensors(one)), *_children(one)}
+        name for root in roots for name in {*dict(modules.tensors(root)), *_children(root)}
     )
     clash = any(times > 1 for times in count.values())
     taken: set[str] = set()
     models = []
-    for number, one in enumerate(roots):
-        name = names.get(id(one), f"model{number}")
-        name = f"{name}{number}" if name in taken else name
+    for index, root in enumerate(roots):
+        name = names.get(id(root), f"model{index}")
+        name = f"{name}{index}" if name in taken else name
         taken.add(name)
-        models.append(FoundModel(one, name, f"{name}." if clash else ""))
+        models.append(FoundModel(root, name, f"{name}." if clash else ""))
     return models
 
 
@@ -96,15 +91,15 @@ def _children(module: torch.nn.Module) -> set[str]:
 
 
 def _variables(
-    found: ObjectWalk, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
+    result: Reachable, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
 ) -> dict[int, str]:
     """The variables or attributes that hold modules."""
-    wanted = {id(one) for one in roots}
-    names = {id(value): name for name, value in arguments.items() if id(value) in wanted}
-    for holder in found.sources:
-        for number, value in enumerate(holder.read()):
-            if id(value) in wanted and id(value) not in names:
-                names[id(value)] = holder.name(number).rpartition(".")[2]
+    root_ids = {id(root) for root in roots}
+    names = {id(value): name for name, value in arguments.items() if id(value) in root_ids}
+    for holder in result.holders:
+        for index, value in enumerate(holder.read()):
+            if id(value) in root_ids and id(value) not in names:
+                names[id(value)] = holder.name(index).rpartition(".")[2]
     return names
 
 
@@ -127,21 +122,21 @@ def layouts_of(
     """
     named: dict[int, Named] = {}
     errors: dict[str, ShardingError] = {}
-    whole = NamedSharding(mesh, PartitionSpec())
-    given = [model for model in models if dict(modules.tensors(model.module))]
-    for model in given:
+    sharding = NamedSharding(mesh, PartitionSpec())
+    arguments = [model for model in models if dict(modules.tensors(model.module))]
+    for model in arguments:
         layouts: Mapping[str, NamedSharding] = {}
         if plan is not None:
             try:
                 layouts = modules.layout(model.module, mesh, plan)
             except ShardingError as error:
-                if len(given) == 1:
+                if len(arguments) == 1:
                     raise
                 errors[model.name] = error
-        parameters = {id(one) for one in model.module.parameters()}
+        parameters = {id(parameter) for parameter in model.module.parameters()}
         for name, tensor in modules.tensors(model.module):
             role: Role = "parameter" if id(tensor) in parameters else "buffer"
-            layout = layouts.get(name, whole)
+            layout = layouts.get(name, sharding)
             named.setdefault(id(tensor), Named(model.prefix + name, role, layout))
     return named, errors
 
@@ -151,19 +146,14 @@ def input_layouts(
 ) -> dict[str, NamedSharding]:
     """How the batch lies: as the plan's `inputs` say, and whole where they say nothing.
 
-    Args:
-        shapes: of the tensors by their paths in the arguments.
-        mesh: what the step is planned for.
-        plan: as for `layouts_of`.
-
     Raises:
         PlanError: the plan does not fit the batch.
     """
-    whole = dict.fromkeys(shapes, NamedSharding(mesh, PartitionSpec()))
-    said = isinstance(plan, Plan) and any(
+    fromkeys = dict.fromkeys(shapes, NamedSharding(mesh, PartitionSpec()))
+    has_activations = isinstance(plan, Plan) and any(
         isinstance(factor.inputs, Mapping | tuple) for factor in plan.factors
     )
-    if not said or not shapes:
-        return whole
+    if not has_activations or not shapes:
+        return fromkeys
     split = {path: shape for path, shape in shapes.items() if shape}
-    return whole | plan.for_inputs().resolve(split, mesh).shardings
+    return fromkeys | plan.for_inputs().resolve(split, mesh).shardings

@@ -36,31 +36,25 @@ def make_slots(
 
     An optimizer whose `step` wants more than gradients is left as it is: `keep_slots` after the
     step finds what it made.
-
-    Args:
-        optimizers: behind the step.
-        record: makes a recording.
-        stand_ins: of what is behind the step.
-        user: tells the user's lines.
     """
     for optimizer in optimizers:
         parameters = [
-            one
+            device
             for group in optimizer.param_groups
-            for one in group["params"]
-            if one.requires_grad and isinstance(one, lazy_tensor.LazyTensor)
+            for device in group["params"]
+            if device.requires_grad and isinstance(device, lazy_tensor.LazyTensor)
         ]
-        if not parameters or all(optimizer.state.get(one) for one in parameters):
+        if not parameters or all(optimizer.state.get(parameter) for parameter in parameters):
             continue
         recording = record(optimizer.step)
-        before = [(one, one.grad) for one in parameters]
+        before = [(parameter, parameter.grad) for parameter in parameters]
         groups = [dict(group) for group in optimizer.param_groups]
-        had = {one: dict(state) for one, state in optimizer.state.items()}
+        had = {parameter: dict(state) for parameter, state in optimizer.state.items()}
         try:
-            for one in parameters:
-                named = stand_ins.names[id(one._storage)]
+            for parameter in parameters:
+                named = stand_ins.names[id(parameter._storage)]
                 with torch.no_grad():
-                    one.grad = stand_ins.made(one.detach(), named)
+                    parameter.grad = stand_ins.made(parameter.detach(), named)
             recording.run((), {})
             keep_slots([optimizer], recording, stand_ins.names, stand_ins, user)
         except Exception:
@@ -69,8 +63,8 @@ def make_slots(
         finally:
             recording.undo()
             recording.forget()
-            for one, gradient in before:
-                one.grad = gradient
+            for parameter, gradient in before:
+                parameter.grad = gradient
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.clear()
                 group.update(values)
@@ -83,19 +77,8 @@ def keep_slots(
     stand_ins: StandIns,
     user: UserLines,
 ) -> bool:
-    """Let the state that optimizers made in a recording be memory from before it.
-
-    Args:
-        optimizers: behind the step.
-        recording: in which they took a step.
-        names: of memory.
-        stand_ins: of what is behind the step.
-        user: tells the user's lines.
-
-    Returns:
-        Whether they made any.
-    """
-    found = False
+    """Let the state that optimizers made in a recording be memory from before it."""
+    result = False
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             owner = names.get(id(getattr(parameter, "_storage", None)))
@@ -111,5 +94,5 @@ def keep_slots(
                 value = Value(ShapeOnly(size, dtype, user), layout_numbers.intern(named.layout))
                 value.memory = storage.number
                 storage.value, storage.annotation = value, named.layout
-                found = True
-    return found
+                result = True
+    return result

@@ -1,21 +1,33 @@
-"""A tape that is looked at and never executed.
+"""A tape that is read and never executed.
 
 Its inputs have no elements. It notes the user's line of each entry, and which values are outputs of
 modules; what asks for a tensor's value is an error at the user's line, and marks on another mesh
 are meant for the one that is planned.
+
+An output of a module, or its gradient, gets a name in the traced program, which computes nothing.
+Nothing is recorded for it, so the program is the one that training runs. What a plan says of an
+output holds for its gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from jax.sharding import Mesh, NamedSharding
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from isoshard.core.errors import CaptureError, ShardingError
 from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.traced.traced_step import GRADIENT, MODULE
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Value
@@ -53,10 +65,10 @@ class PlanningTape(Tape):
     ) -> list[Value]:
         """Add an operation, and note whose it is."""
         before = len(self.program)
-        found = super().record(recipe, inputs, scalars)
+        record = super().record(recipe, inputs, scalars)
         self.lines += [""] * (len(self.program) - before - 1)
         self.lines.append(self._user.here())
-        return found
+        return record
 
     def line_of_user(self) -> str:
         """The line of user code that runs now."""
@@ -74,9 +86,9 @@ class PlanningTape(Tape):
         """
         if layout == layout_numbers.UNPLACED or layout_numbers.devices(layout) == self.home:
             return layout
-        asked = layout_numbers.layout(layout)
-        mesh = mesh_of(asked) if isinstance(asked, NamedSharding) else None
-        named: Any = getattr(asked, "spec", ())
+        requested = layout_numbers.layout(layout)
+        mesh = mesh_of(requested) if isinstance(requested, NamedSharding) else None
+        named: Any = getattr(requested, "spec", ())
         used = [
             name
             for entry in named
@@ -85,7 +97,7 @@ class PlanningTape(Tape):
         ]
         if mesh is None or not set(used) <= set(self._mesh.axis_names):
             raise ShardingError(
-                f"{self._user.here()}: a tensor is marked with {named or asked} on a mesh with "
+                f"{self._user.here()}: a tensor is marked with {named or requested} on a mesh with "
                 f"axes {() if mesh is None else mesh.axis_names}, and the step is planned for a "
                 f"mesh with axes {self._mesh.axis_names}. Name the axes of both meshes alike."
             )
@@ -112,11 +124,7 @@ class PlanningTape(Tape):
 
 
 def no_elements(line: str) -> CaptureError:
-    """The error of a step that asks for the value of a tensor.
-
-    Args:
-        line: the user's.
-    """
+    """The error of a step that asks for the value of a tensor."""
     return CaptureError(
         f"{line}: the step needs the value of a tensor here (item(), float(), print, or a branch "
         "of Python on it), and a step that is planned has no data. Return the tensor from the step "
@@ -145,11 +153,7 @@ class ShapeOnly:
         return len(self.shape)
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        """There is nothing to read.
-
-        Raises:
-            CaptureError: always.
-        """
+        """There is nothing to read."""
         raise no_elements(self._user.here())
 
     def __getattr__(self, name: str) -> Any:
@@ -160,3 +164,68 @@ class ShapeOnly:
 
 
 _OF_ELEMENTS = frozenset({"sharding", "committed", "addressable_shards", "is_fully_addressable"})
+
+
+class ModuleOutputs:
+    """Context that notes the outputs of modules on the tape that is planned.
+
+    Args:
+        names: of modules, by id.
+        gradients: whether gradients are noted, too.
+
+    Attributes:
+        used: the names of those that ran, in order of first use.
+    """
+
+    def __init__(self, names: Mapping[int, str], *, gradients: bool):
+        """See the class."""
+        self._names, self._gradients = names, gradients
+        self._used: dict[str, None] = {}
+        self._handles: list[Any] = []
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """See the class."""
+        return tuple(self._used)
+
+    def __enter__(self) -> ModuleOutputs:
+        """Listen to all modules."""
+        self._handles = [
+            register_module_forward_pre_hook(self._begin),
+            register_module_forward_hook(self._end),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Listen no more."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _begin(self, module: torch.nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        if name:
+            self._used.setdefault(name)
+
+    def _end(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        name = self._names.get(id(module))
+        if not name:
+            return
+        for leaf in pytree.tree_leaves(output):
+            self._note(leaf, MODULE, name)
+            if self._gradients and isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(functools.partial(self._note, mark=GRADIENT, name=name))
+
+    def _note(self, value: Any, mark: str, name: str) -> None:
+        current = recorder()
+        if not isinstance(current, PlanningTape) or not isinstance(value, lazy_tensor.LazyTensor):
+            return
+        slot, meta = value._storage.value, value._aval.meta
+        is_full = math.prod(meta.size) == math.prod(value._storage.aval.meta.size)
+        if slot.tape is current and is_full and meta.is_contiguous:
+            setdefault = current.outputs.setdefault(slot.slot, {})
+            # One mark for all modules: each layer has as many, and what is before the first, too.
+            before = next((one for one in setdefault if one.startswith(GRADIENT)), None)
+            if mark == GRADIENT and before:
+                setdefault[f"{before},{name}"] = setdefault.pop(before)
+            else:
+                setdefault.setdefault(mark + name, meta.size)

@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
-from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
-from isoshard.torch_bridge.engine.capture.step_gradients import is_dropped, raw_gradient
+from isoshard.torch_bridge.engine.capture.dropped_gradients import held, is_dropped
+from isoshard.torch_bridge.engine.capture.reachable import Reachable
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -49,9 +49,9 @@ class StandIns:
         names: by id of a memory what its tensor is called.
     """
 
-    def __init__(self, found: ObjectWalk, named: Mapping[int, Named], mesh: Mesh, user: UserLines):
+    def __init__(self, result: Reachable, named: Mapping[int, Named], mesh: Mesh, user: UserLines):
         """See the class."""
-        self._found, self._named, self._user = found, named, user
+        self._found, self._named, self._user = result, named, user
         self._whole = NamedSharding(mesh, PartitionSpec())
         self.tensors: dict[int, Any] = {}
         self.names: dict[int, Named] = {}
@@ -61,19 +61,19 @@ class StandIns:
 
     def __enter__(self) -> StandIns:
         """Replace the tensors, or nothing if that fails."""
-        found = self._found
-        self._before = [(holder, holder.read()) for holder in found.sources]
+        result = self._found
+        self._before = [(holder, holder.read()) for holder in result.holders]
         self._states = [
-            (one, {p: (state, dict(state)) for p, state in one.state.items()})
-            for one in found.optimizers
+            (optimizer, {p: (state, dict(state)) for p, state in optimizer.state.items()})
+            for optimizer in result.optimizers
         ]
-        self._leaves = [(one, raw_gradient(one), one.requires_grad) for one in found.leaves()]
-        self._seen = dict(found.tensors)
+        self._leaves = [(leaf, held(leaf), leaf.requires_grad) for leaf in result.leaves()]
+        self._seen = dict(result.tensors)
         self._counts = metrics.counters()
         self._pending = len(runtime.PENDING)
         numpy = np.random.get_state()  # noqa: NPY002  (what a step may draw from)
         self._random = random.getstate(), numpy, torch.get_rng_state()
-        for module in found.modules:
+        for module in result.modules:
             for own in (own_parameters(module), own_buffers(module)):
                 self._own.append((own, dict(own)))
         try:
@@ -88,7 +88,7 @@ class StandIns:
         for storage, value, annotation in reversed(self._memory):
             storage.value, storage.annotation = value, annotation
         for holder, values in self._before:
-            holder.restore(values)
+            holder.put_back(values)
         for own, values in self._own:
             _refill(own, values)
         for optimizer, states in self._states:
@@ -97,7 +97,7 @@ class StandIns:
                 _refill(state, values)
                 optimizer.state[parameter] = state
         for tensor, gradient, requires_grad in self._leaves:
-            if raw_gradient(tensor) is not gradient:
+            if held(tensor) is not gradient:
                 tensor.grad = gradient
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
@@ -115,22 +115,17 @@ class StandIns:
         """Let Python hold what it held when the context was entered, stand-ins in their places."""
         for holder, values in self._before:
             if not _is_state(holder, self._states):
-                holder.restore([self.of(value) for value in values])
+                holder.put_back([self.of(value) for value in values])
 
     def of(self, value: Any) -> Any:
         """What stands for a tensor, in a tuple too; any other value itself."""
         if type(value) is tuple:  # nobody can put anything else into it
-            mine = tuple(map(self.of, value))
-            return value if all(map(operator.is_, mine, value)) else mine
+            result = tuple(map(self.of, value))
+            return value if all(map(operator.is_, result, value)) else result
         return self.tensors.get(id(value), value) if isinstance(value, torch.Tensor) else value
 
     def made(self, tensor: torch.Tensor, named: Named) -> Any:
-        """A tensor without elements that is laid out.
-
-        Args:
-            tensor: in whose place it stands: its shape, dtype, hooks and attributes.
-            named: its name and layout.
-        """
+        """A tensor without elements that is laid out."""
         shape = tuple(tensor.shape)
         aval = Aval.contiguous(shape, tensor.dtype)
         value = Value(
@@ -150,18 +145,18 @@ class StandIns:
         return new
 
     def _replace(self) -> None:
-        found = self._found
+        result = self._found
         named = dict(self._named)
-        for optimizer in found.optimizers:
+        for optimizer in result.optimizers:
             self._name_state(optimizer, named)
-        seen: dict[int, tuple[torch.Tensor, str]] = {}
-        for key, (tensor, path) in list(found.tensors.items()):
+        visited: dict[int, tuple[torch.Tensor, str]] = {}
+        for key, (tensor, path) in list(result.tensors.items()):
             self._stand_in(tensor, named.get(key) or self._unnamed(tensor, path))
             new = self.of(tensor)
-            seen[id(new)] = (new, path)
-        for tensor in [p for o in found.optimizers for g in o.param_groups for p in g["params"]]:
+            visited[id(new)] = (new, path)
+        for tensor in [p for o in result.optimizers for g in o.param_groups for p in g["params"]]:
             self._stand_in(tensor, named.get(id(tensor)) or self._unnamed(tensor, "parameter"))
-        for module in found.modules:
+        for module in result.modules:
             for tensor in (*own_parameters(module).values(), *own_buffers(module).values()):
                 if tensor is not None:
                     self._stand_in(tensor, named.get(id(tensor)) or self._unnamed(tensor, ""))
@@ -174,8 +169,8 @@ class StandIns:
                 optimizer.state[self.of(parameter)] = {
                     kind: self._of_state(value) for kind, value in values.items()
                 }
-        found.tensors.clear()
-        found.tensors.update(seen)
+        result.tensors.clear()
+        result.tensors.update(visited)
 
     def _stand_in(self, tensor: torch.Tensor, named: Named | None) -> None:
         """Find what stands for a tensor, once; for nothing if it has no name and is on the CPU."""
@@ -186,7 +181,7 @@ class StandIns:
             self.tensors[id(tensor)] = tensor
         else:
             self.tensors[id(tensor)] = self.made(tensor, named)
-        gradient = raw_gradient(tensor) if tensor.is_leaf else None
+        gradient = held(tensor) if tensor.is_leaf else None
         if gradient is None or is_dropped(gradient):
             return
         named = Named(f"grad.{named.name}", "optimizer", named.layout, named.name)
@@ -233,18 +228,11 @@ class StandIns:
     def of_state(
         self, kind: str, value: torch.Tensor, parameter: torch.Tensor, owner: Named | None
     ) -> Named:
-        """What state of an optimizer is called, and how it lies.
-
-        Args:
-            kind: the slot, such as "exp_avg".
-            value: the state.
-            parameter: whose it is.
-            owner: what that is called.
-        """
-        alike = owner is not None and value.shape == parameter.shape
-        layout = owner.layout if owner is not None and alike else self._whole
+        """What state of an optimizer is called, and how it lies."""
+        of_state = owner is not None and value.shape == parameter.shape
+        layout = owner.layout if owner is not None and of_state else self._whole
         name = "parameter" if owner is None else owner.name
-        return Named(f"{kind}.{name}", "optimizer", layout, name if alike else None)
+        return Named(f"{kind}.{name}", "optimizer", layout, name if of_state else None)
 
     def _of_state(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and _is_counter(value):
@@ -258,7 +246,7 @@ def _is_counter(value: torch.Tensor) -> bool:
 
 
 def _is_state(holder: Any, states: list[Any]) -> bool:
-    return any(holder.base is one.state for one, _ in states)
+    return any(holder.thing is state.state for state, _ in states)
 
 
 def _refill(own: dict[Any, Any], values: Mapping[Any, Any]) -> None:

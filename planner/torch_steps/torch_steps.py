@@ -50,12 +50,11 @@ from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.spmd.activations import ActivationConstraints
 
-from .argument_paths import argument_paths
-from .assembled_step import assembled
+from .assembled_step import argument_paths, assembled
 from .found_models import FoundModel, Named, behind, input_layouts, layouts_of, models_of
-from .module_outputs import ModuleOutputs
 from .optimizer_slots import keep_slots, make_slots
 from .planned_recording import PlannedRecording
+from .planning_tape import ModuleOutputs
 from .stand_ins import StandIns
 from .user_lines import UserLines
 
@@ -73,9 +72,6 @@ def traced_step(
         kwargs: its keyword arguments.
         mesh: over devices that are here or described.
         plan: of the parameters, the batch (`inputs`) and activations; None: all is replicated.
-
-    Returns:
-        The step. Memory that it writes is donated, as in a step of `xs.compile`.
 
     Raises:
         CaptureError: the step asks for the value of a tensor; the message names the line.
@@ -112,26 +108,26 @@ class _Planning:
 
     def traced(self) -> TracedStep:
         named = {**self.inputs, **self.named}
-        stand_ins = StandIns(self.found, named, self.mesh, self.user)
+        traced = StandIns(self.found, named, self.mesh, self.user)
         marks = ModuleOutputs(self._module_names(), gradients=self.plan is None)
-        with stand_ins, self._activations(), marks as outputs:
-            leaves = self._arguments(stand_ins)
+        with traced, self._activations(), marks as outputs:
+            leaves = self._arguments(traced)
             arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
             make_slots(
                 self.found.optimizers,
                 lambda step: PlannedRecording(step, self.found, (), self.mesh, self.user),
-                stand_ins,
+                traced,
                 self.user,
             )
             recording = self._recorded(leaves, arguments)
             optimizers = self.found.optimizers
-            if keep_slots(optimizers, recording, stand_ins.names, stand_ins, self.user):
+            if keep_slots(optimizers, recording, traced.names, traced, self.user):
                 recording.undo()
                 recording.forget()
-                stand_ins.again()
+                traced.again()
                 recording = self._recorded(leaves, arguments)
             try:
-                return self._assembled(recording, stand_ins, outputs.used)
+                return self._assembled(recording, traced, outputs.used)
             finally:
                 recording.undo()
                 recording.forget()
@@ -149,14 +145,14 @@ class _Planning:
 
     def _arguments(self, stand_ins: StandIns) -> list[Any]:
         """The arguments with tensors without elements."""
-        leaves, known = [], {}
+        leaves, cache = [], {}
         for leaf in self.leaves:
             if id(leaf) not in self.inputs or id(leaf) in stand_ins.tensors:
                 leaves.append(stand_ins.of(leaf))
             else:
-                if id(leaf) not in known:
-                    known[id(leaf)] = stand_ins.made(_as_tensor(leaf), self.inputs[id(leaf)])
-                leaves.append(known[id(leaf)])
+                if id(leaf) not in cache:
+                    cache[id(leaf)] = stand_ins.made(_as_tensor(leaf), self.inputs[id(leaf)])
+                leaves.append(cache[id(leaf)])
         return leaves
 
     def _inputs(self) -> dict[int, Named]:

@@ -60,9 +60,9 @@ class UserLines:
                 self._note(text)
                 return text
             if kind == _AUTOGRAD and node is not None:
-                said = self._of_node(sequence_number(node))
-                if said is not None:
-                    return said
+                of_node = self._of_node(sequence_number(node))
+                if of_node is not None:
+                    return of_node
                 node = None
             frame = frame.f_back
         return ""
@@ -77,17 +77,17 @@ class UserLines:
 
     def _note(self, text: str) -> None:
         """Let the node made last be of this line, unless an operation before this one made it."""
-        number = next_sequence_number() - 1
-        if not self._numbers or number > self._numbers[-1]:
-            self._numbers.append(number)
+        index = next_sequence_number() - 1
+        if not self._numbers or index > self._numbers[-1]:
+            self._numbers.append(index)
             self._lines.append(text)
 
-    def _of_node(self, number: int) -> str | None:
+    def _of_node(self, index: int) -> str | None:
         """The line of a node: its own, or that of the operation before (views record nothing)."""
-        if not self._numbers or number > self._numbers[-1] + _LARGEST_GAP:
+        if not self._numbers or index > self._numbers[-1] + _LARGEST_GAP:
             return None  # the nodes that add to a leaf's gradient have the highest number of all
-        place = bisect.bisect_right(self._numbers, number) - 1
-        return self._lines[place] if place >= 0 else None
+        of_node = bisect.bisect_right(self._numbers, index) - 1
+        return self._lines[of_node] if of_node >= 0 else None
 
 
 _LARGEST_GAP = 1 << 32
@@ -101,6 +101,6 @@ def _kind_of(frame: FrameType) -> int:
         return _AUTOGRAD if module.startswith("torch.autograd.graph.") else _OTHER
     if file.startswith(_MADE):
         return _OTHER
-    if file.startswith(_LIBRARY) and not any(part in file for part in _INSTALLED):
+    if file.startswith(_LIBRARY) and not any(chunk in file for chunk in _INSTALLED):
         return _OTHER
     return _USER

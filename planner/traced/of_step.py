@@ -14,7 +14,7 @@ from isoshard.core.traced.jax_steps import traced_jax_step
 from isoshard.core.traced.source_lines import with_lines_of_calls
 from isoshard.core.traced.traced_step import TracedStep
 
-from .platform_branches import for_platform
+from .platform_programs import for_platform
 from .whose_step import framework_of_step
 
 
@@ -79,12 +79,12 @@ def traced_step(
             "are: leave it out"
         )
     if own is not None:
-        found = own(tuple(args), dict(kwargs), mesh, plan)
+        result = own(tuple(args), dict(kwargs), mesh, plan)
     elif framework is not None:
-        found = framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
+        result = framework.traced_step(step, tuple(args), dict(kwargs), mesh, plan)
     elif not callable(step):
         raise TypeError(f"a step is a function, a module or a model, not {type(step).__name__}")
     else:
-        found = traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)
-    program = for_platform(found.program, mesh.devices.flat[0].platform)
-    return dataclasses.replace(found, program=with_lines_of_calls(program))
+        result = traced_jax_step(step, args, kwargs, mesh, plan, batch=batch)
+    program = for_platform(result.program, mesh.devices.flat[0].platform)
+    return dataclasses.replace(result, program=with_lines_of_calls(program))

@@ -14,10 +14,9 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.repeats.rolled_program import Stack, rolled
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
-from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep, stacked_layout
 
 
 def rolled_step(
@@ -57,30 +56,33 @@ def rolled_step(
         >>> [(one.name, one.shape, one.sharding.spec) for one in rolled_step(traced).inputs]
         [('x', (4, 4), P(None, 'model')), ('*.w', (5, 4, 4), P(None, None, 'model'))]
     """
-    found = rolled(
+    result = rolled(
         step.program,
         at_least=at_least,
-        labels=[(one.role, one.sharding) for one in step.inputs],
-        replaces=[one.replaces for one in step.results],
+        labels=[(leaf.role, leaf.sharding) for leaf in step.inputs],
+        replaces=[result.replaces for result in step.results],
         layouts=layouts,
     )
-    if not found.loops and not found.batched:
+    if not result.loops and not result.batched:
         return step
-    names = _names([_pattern([step.inputs[one].name for one in s.numbers]) for s in found.inputs])
+    names = _names(
+        [_pattern([step.inputs[index].name for index in s.numbers]) for s in result.inputs]
+    )
     new_name = {
-        step.inputs[number].name: name
-        for stack, name in zip(found.inputs, names, strict=True)
-        for number in stack.numbers
+        step.inputs[index].name: name
+        for stack, name in zip(result.inputs, names, strict=True)
+        for index in stack.numbers
     }
     inputs = [
-        _input(step, stack, name, new_name) for stack, name in zip(found.inputs, names, strict=True)
+        _input(step, stack, name, new_name)
+        for stack, name in zip(result.inputs, names, strict=True)
     ]
-    where = {stack.numbers: place for place, stack in enumerate(found.inputs)}
+    where = {stack.numbers: index for index, stack in enumerate(result.inputs)}
     return dataclasses.replace(
         step,
-        program=found.program,
+        program=result.program,
         inputs=tuple(inputs),
-        results=_results(step, found.results, where, names),
+        results=_results(step, result.results, where, names),
     )
 
 
@@ -92,9 +94,9 @@ def _input(step: TracedStep, stack: Stack, name: str, names: dict[str, str]) -> 
         first,
         name=name,
         shape=(len(stack.numbers), *first.shape),
-        sharding=stacked_sharding(first.sharding),
+        sharding=stacked_layout(first.sharding),
         follows=None if first.follows is None else names.get(first.follows, first.follows),
-        layers=tuple([step.inputs[one].name for one in stack.numbers]),
+        layers=tuple([step.inputs[index].name for index in stack.numbers]),
     )
 
 
@@ -104,35 +106,35 @@ def _results(
     where: dict[tuple[int, ...], int],
     names: Sequence[str],
 ) -> tuple[StepResult, ...]:
-    found = []
+    results = []
     for stack in stacks:
-        members = [step.results[one] for one in stack.numbers]
-        replaced = tuple([-1 if one.replaces is None else one.replaces for one in members])
-        place = where.get(replaced)
+        members = [step.results[index] for index in stack.numbers]
+        replaced = tuple([-1 if member.replaces is None else member.replaces for member in members])
+        index = where.get(replaced)
         if not stack.stacked:
-            found.append(dataclasses.replace(members[0], replaces=place))
+            results.append(dataclasses.replace(members[0], replaces=index))
             continue
-        layouts: list[Any] = [one.sharding for one in members]
-        layout = layouts[0] if all(one == layouts[0] for one in layouts) else None
-        name = _pattern([one.name for one in members]) if place is None else names[place]
-        found.append(StepResult(name, place, None if layout is None else stacked_sharding(layout)))
-    return tuple(found)
+        layouts: list[Any] = [member.sharding for member in members]
+        layout = layouts[0] if all(layout == layouts[0] for layout in layouts) else None
+        name = _pattern([member.name for member in members]) if index is None else names[index]
+        results.append(StepResult(name, index, None if layout is None else stacked_layout(layout)))
+    return tuple(results)
 
 
 def _pattern(names: Sequence[str]) -> str:
     """One name for several: `*` where they differ."""
     parts = [name.split(".") for name in names]
-    if len({len(one) for one in parts}) > 1:
+    if len({len(chunk) for chunk in parts}) > 1:
         return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
     columns = zip(*parts, strict=True)
-    return ".".join([one[0] if len(set(one)) == 1 else "*" for one in columns])
+    return ".".join([column[0] if len(set(column)) == 1 else "*" for column in columns])
 
 
 def _names(patterns: Sequence[str]) -> list[str]:
     """Names without repeats: the second `layers.*.w` is `layers.*.w#2`."""
-    seen: dict[str, int] = {}
-    found = []
-    for one in patterns:
-        seen[one] = seen.get(one, 0) + 1
-        found.append(one if seen[one] == 1 else f"{one}#{seen[one]}")
-    return found
+    visited: dict[str, int] = {}
+    names = []
+    for pattern in patterns:
+        visited[pattern] = visited.get(pattern, 0) + 1
+        names.append(pattern if visited[pattern] == 1 else f"{pattern}#{visited[pattern]}")
+    return names

@@ -27,11 +27,6 @@ def framework_of_step(
     It is that of the first array, module or optimizer among its arguments, behind its method or
     closure, or among the globals that its code names.
 
-    Args:
-        step: a function, a bound method, a `functools.partial`, a module or any callable.
-        args: its arguments.
-        kwargs: its keyword arguments.
-
     Returns:
         The framework; None: JAX.
 
@@ -45,9 +40,9 @@ def framework_of_step(
             root = one.__name__.partition(".")[0]
             hint = root if root in _EAGER else hint
             continue
-        found = framework_of(one) or framework_owning(one)
-        if found is not None:
-            return found
+        framework = framework_of(one) or framework_owning(one)
+        if framework is not None:
+            return framework
     return None if hint is None else require(hint)
 
 
@@ -66,19 +61,23 @@ def _held(value: Any) -> Iterator[Any]:
 _EAGER = ("torch",)
 """Of a function that calls these packages by name, and holds nothing else, it is known whose it
 is."""
+
+
 _DEPTH = 4
+
+
 _MOST = 10_000
 
 
 def _behind(step: Any) -> Iterator[Any]:
     """The objects that a step consists of and holds, itself first, nearest first."""
     pending: collections.deque[tuple[Any, int]] = collections.deque([(step, 0)])
-    seen: set[int] = set()
-    while pending and len(seen) < _MOST:
+    visited: set[int] = set()
+    while pending and len(visited) < _MOST:
         one, depth = pending.popleft()
-        if id(one) in seen or isinstance(one, _ATOMS):
+        if id(one) in visited or isinstance(one, _ATOMS):
             continue
-        seen.add(id(one))
+        visited.add(id(one))
         yield one
         if depth < _DEPTH and not isinstance(one, type | types.ModuleType):
             pending += [(inner, depth + 1) for inner in _inside(one)]

@@ -2,6 +2,8 @@
 
 from .core import extensions
 
+
+
 PROVIDED = {
     "attend_in_blocks": "isoshard.domain.attention.uneven_attention:attend_in_blocks",
     "block_avg_pool": "isoshard.domain:avg_pool",
@@ -26,7 +28,7 @@ PROVIDED = {
     "scan_where_split": "isoshard.domain.windows.running_scan:scan_where_split",
     "cotangent_by_halos": "isoshard.domain.windows.space_split:cotangent_by_halos",
     "split_fft": "isoshard.domain.fourier.fourier_primitive:transform",
-    "spread_shardings": "isoshard.planner.axes.border_layouts:spread_layouts",
+    "spread_shardings": "isoshard.planner.propagation.boundary_shardings:propagated_shardings",
     "traced_flax_step": "isoshard.planner.flax_steps:traced_flax_step",
     "traced_torch_step": "isoshard.planner.torch_steps.torch_steps:traced_step",
     "traced_train_step": "isoshard.planner.flax_steps:traced_train_step",

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 import isoshard as iso
 from isoshard.planner.machine.chips import chip_of_kind
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.planning_errors import CompilationTimeoutError, CompilerMissingError
+from isoshard.planner.programs.targets import CompilationTimeoutError, CompilerMissingError
 
 from . import workloads
 from .part import error_record

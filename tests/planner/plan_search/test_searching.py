@@ -18,8 +18,8 @@ from isoshard.planner.plan_search.plan_cost import PlanCost
 from isoshard.planner.plan_search.search_result import NothingFitsError, SearchResult, why_lost
 from isoshard.planner.plan_search.searching import search
 from tests import fresh
+from tests.benchmarks.test_hand_plans import over_by_hand
 from tests.planner.plan_search.small_families import SMALL, program, traced
-from tests.planner.plan_search.test_hand_plans import over_by_hand
 
 MESH = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
 

@@ -6,7 +6,7 @@ import pytest
 
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.chained_collectives import chained_as_one
+from isoshard.planner.programs.collective_rewrites import chained_as_one
 from isoshard.planner.programs.device_ops import device_ops
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))

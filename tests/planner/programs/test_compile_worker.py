@@ -19,12 +19,12 @@ from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs import compile_worker, targets
 from isoshard.planner.programs.compile_worker import compiled
 from isoshard.planner.programs.exporting import exported
-from isoshard.planner.programs.planning_errors import (
+from isoshard.planner.programs.targets import (
     CompilationError,
     CompilationTimeoutError,
     CompilerMissingError,
+    CompileTarget,
 )
-from isoshard.planner.programs.targets import CompileTarget
 from tests.planner.programs.sample_steps import layers
 
 HOST = CompileTarget("host")

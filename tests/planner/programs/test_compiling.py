@@ -14,8 +14,8 @@ from isoshard.planner.programs import compiling
 from isoshard.planner.programs.compile_worker import ProgramText
 from isoshard.planner.programs.compiling import by_compiler, by_partitioner
 from isoshard.planner.programs.device_ops import total
-from isoshard.planner.programs.planning_errors import CompilationError, PlanningError
 from isoshard.planner.programs.scaled_meshes import scaled_down
+from isoshard.planner.programs.targets import CompilationError, PlanningError
 from tests.planner.programs.sample_steps import layers
 from tests.planner.programs.test_recorded_programs import RECORDED
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
+from isoshard.planner.programs.collective_combining import waits
 from isoshard.planner.programs.device_ops import device_ops
-from isoshard.planner.programs.kernel_waits import waits
+
 
 MESH = topology("h100:1x8").mesh((8,), ("data",))
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from isoshard.planner.programs.program_cache import ProgramCache, default_folder
+from isoshard.planner.programs.compile_worker import ProgramCache, default_folder
 
 
 def test_what_was_put_is_found(tmp_path):

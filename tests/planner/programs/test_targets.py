@@ -11,9 +11,15 @@ from isoshard.core.runtime.nvidia import install_cuda
 from isoshard.planner.machine.chips import chip
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs import targets
-from isoshard.planner.programs.gpu_configs import GPUS, target_config
-from isoshard.planner.programs.planning_errors import CompilerMissingError, PlanningError
-from isoshard.planner.programs.targets import check, planned, target_of
+from isoshard.planner.programs.targets import (
+    GPUS,
+    CompilerMissingError,
+    PlanningError,
+    check,
+    planned,
+    target_config,
+    target_of,
+)
 
 
 def told(text, shape):

@@ -11,8 +11,8 @@ from isoshard.core.traced.traced_step import GRADIENT
 from isoshard.planner.estimating import estimate
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.plan_search.constrained_step import module_of
-from isoshard.planner.plan_search.fixed_rules import fixed_layouts
 from isoshard.planner.plan_search.plan_cost import cost_of
+from isoshard.planner.plan_search.plan_rules import fixed_layouts
 from isoshard.planner.plan_search.searched_step import searched
 from isoshard.planner.plan_search.searching import search
 from isoshard.planner.traced.of_step import traced_step

@@ -2,7 +2,7 @@
 
 A loop over layers is to be sharded as the unrolled layers. XLA's partitioner may choose another
 layout in a loop than outside of one, so what the layouts of a plan's inputs and results say of the
-values between layers (`planner/axes/border_layouts.py`) is written into the loops.
+values between layers (`planner/propagation/boundary_shardings.py`) is written into the loops.
 """
 
 from __future__ import annotations

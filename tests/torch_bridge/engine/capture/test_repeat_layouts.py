@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import collections
-
+import isoshard as iso
+import isoshard.torch_bridge as xs
 import jax
 import pytest
 import torch
-
-import isoshard as iso
-import isoshard.torch_bridge as xs
-from isoshard import Plan, metrics
+from isoshard import Plan
+from isoshard import metrics
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.programs.compiling import peak_of
 from isoshard.planner.programs.device_ops import device_ops
-from isoshard.planner.programs.live_values import liveness
+from isoshard.planner.programs.hlo_liveness import liveness
 from isoshard.torch_bridge.engine.recording.compile_settings import Settings
 from isoshard.torch_bridge.recompute import checkpoint_module
 from tests.jax_faults import OF_JAX_9
 from tests.torch_bridge.autograd.test_recomputed_parameters import Block
 from tools.harness.xla_flags import without_mlir
+
 
 LAYERS, WIDTH, WORDS = 3, 64, 256
 BATCH = Plan.batch_activations("data")

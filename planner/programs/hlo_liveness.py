@@ -1,0 +1,286 @@
+"""What is alive while a scheduled HLO program runs.
+
+Each array that an instruction computes is a buffer, from there to its last use. Instructions that
+pass an array on have no buffer of their own: tuples, bitcasts, the carry of a loop, the second half
+of an asynchronous pair. Some write over an operand that ends there: updates of slices, reductions
+across devices, and fusions element by element. The program's arguments and results have memory of
+their own all the time; everything else is temporary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from isoshard.core.runtime.hlo_collectives import tuple_parts
+from isoshard.planner.scheduling.kernels import Kernel
+from isoshard.planner.scheduling.liveness import Liveness, live_bytes
+
+from .hlo_costs import FREE, RUNS_OTHERS
+from .hlo_kernels import may_share, written_over
+from .hlo_layouts import read_in_any_order
+from .hlo_text import Computation, HloModule, Instruction, arrays_of
+
+
+@dataclasses.dataclass(eq=False)
+class HloBuffer:
+    """Memory of one array.
+
+    Attributes:
+        maker: the instruction that makes it; of an argument its parameter.
+        bytes: how many; 0 in a memory that is not the device's main one.
+        shape: sizes of its axes.
+        dtype: as HLO names it.
+        fixed: it is an argument or a result, which has its memory all the time.
+    """
+
+    maker: Instruction
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    fixed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramLiveness:
+    """What is alive when.
+
+    Attributes:
+        arguments: bytes of all arguments.
+        results: bytes of results that do not lie in an argument's memory.
+        temporary: the most that is alive beside those.
+        at: bytes alive, with arguments and results, while an instruction runs, by its name.
+        peak: the instruction at which most is alive.
+        alive: what is alive there.
+    """
+
+    arguments: int
+    results: int
+    temporary: int
+    at: Mapping[str, int]
+    peak: Instruction | None
+    alive: tuple[HloBuffer, ...]
+
+    @property
+    def total(self) -> int:
+        """All that is needed at the peak."""
+        return self.arguments + self.results + self.temporary
+
+
+Buffers = tuple[HloBuffer, ...]
+_PASSES_ON = frozenset(
+    ("bitcast", "opt-barrier", "optimization-barrier", "add-dependency", "copy-done", "tuple")
+)
+_NAMES_ONLY = frozenset(("tuple", "get-tuple-element", "bitcast"))
+
+
+def liveness(
+    module: HloModule, *, targets: bool = False, apart: frozenset[str] = frozenset()
+) -> ProgramLiveness:
+    """Follow a scheduled program's memory.
+
+    Args:
+        module: whose computations stand in the order in which they run.
+        targets: the program is the host's and read as TPUs' and GPUs' compilers would have it:
+            products read operands in any order (`hlo_layouts`), and an argument is not copied
+            before it is written over.
+        apart: names of results that take no operand's memory.
+    """
+    return _Walk(module, targets, apart).result()
+
+
+@dataclasses.dataclass
+class _Activation:
+    """One run of a computation.
+
+    Attributes:
+        live: bytes of it.
+        buffers: by id.
+        inside: by the position of an instruction the runs of what it calls, and the bytes of its
+            operands that these count as well.
+    """
+
+    live: Liveness
+    buffers: Mapping[int, HloBuffer]
+    inside: dict[int, list[tuple[_Activation, int, frozenset[int]]]]
+
+    def alive(self, index: int) -> Buffers:
+        """The buffers that are alive at an instruction."""
+        return tuple(self.buffers[value] for value in self.live.alive(index))
+
+
+class _Walk:
+    """Translates the computations of a program to kernels, from the innermost out."""
+
+    def __init__(self, module: HloModule, targets: bool, apart: frozenset[str]):
+        self.module = module
+        self.targets = targets
+        self.apart = apart
+        self.at: dict[str, int] = {}
+        self.most = -1
+        self.peak: Instruction | None = None
+        self.alive: Callable[[], Buffers] = tuple
+
+    def result(self) -> ProgramLiveness:
+        entry = self.module.entry
+        arguments = [_made(row, fixed=True) for row in entry.parameters]
+        run = self._run(entry, arguments)
+        self._visit(run, 0, ())
+        aliased = self.module.aliased
+        given = sum(buffer.bytes for buffers in arguments for buffer in buffers)
+        own = sum(array.bytes for n, array in enumerate(entry.root.arrays) if n not in aliased)
+        at = {name: live + given + own for name, live in self.at.items()}
+        return ProgramLiveness(given, own, run.live.peak, at, self.peak, self.alive())
+
+    def _run(self, inside: Computation, arguments: Sequence[Buffers]) -> _Activation:
+        """The memory of a computation for its arguments."""
+        values = self._flow(inside, arguments)
+        returned = values[inside.root.name]
+        if inside is self.module.entry:
+            for buffer in returned:
+                buffer.fixed = True
+        buffers: dict[int, HloBuffer] = {}
+        ids: dict[int, int] = {}
+
+        def ids_of(several: Iterable[HloBuffer]) -> tuple[int, ...]:
+            result: dict[int, None] = {}
+            for buffer in several:
+                value = ids.setdefault(id(buffer), len(ids))
+                buffers.setdefault(value, buffer)
+                result[value] = None
+            return tuple(result)
+
+        kernels: list[Kernel] = []
+        within: dict[int, list[tuple[_Activation, int, frozenset[int]]]] = {}
+        inner: dict[int, int] = {}
+        carried = set(ids_of(buffer for argument in arguments for buffer in argument))
+        for index, row in enumerate(inside.instructions.values()):
+            operands = [buffer for name in row.operands for buffer in values.get(name, ())]
+            reads = () if row.opcode in _NAMES_ONLY else ids_of(operands)
+            writes = ids_of(buffer for buffer in values[row.name] if buffer.maker is row)
+            shares = row.name not in self.apart and may_share(self.module, row)
+            new = tuple(value for value in writes if value not in carried)
+            kernels.append(Kernel(row, reads, new, in_place=shares))
+            if row.opcode in RUNS_OTHERS:
+                within[index] = list(self._bodies(row, values))
+                needs = [max(0, run.live.peak - own) for run, own, _ in within[index]]
+                inner[id(kernels[-1])] = max(needs, default=0)
+        ends = ids_of(returned)
+        read = {value for kernel in kernels for value in kernel.reads}.union(ends)
+        fixed = {value for value, buffer in buffers.items() if buffer.fixed}
+        live = live_bytes(
+            kernels,
+            [buffer.bytes for buffer in buffers.values()],
+            fixed=fixed,
+            ends=ends,
+            ahead=[value for value in carried if value not in fixed and value in read],
+            inner=inner,
+        )
+        return _Activation(live, buffers, within)
+
+    def _visit(self, run: _Activation, below: int, outside: Buffers) -> None:
+        """Note what is alive at each instruction, with the bytes `below` of its callers."""
+        for index, kernel in enumerate(run.live.order):
+            row, live = kernel.op, below + run.live.at[index]
+            bodies = run.inside.get(index, ())
+            needs = [max(0, body.live.peak - own) for body, own, _ in bodies]
+            for body, own, carried in bodies:
+                alive = (*outside, *run.alive(index))
+                rest = tuple(buffer for buffer in alive if id(buffer) not in carried)
+                self._visit(body, live - max(needs) - own, rest)
+            self.at[row.name] = max(self.at.get(row.name, 0), live)
+            if live > self.most and row.opcode not in FREE and not any(needs):
+                self.most, self.peak = live, row
+                self.alive = functools.partial(lambda n: (*outside, *run.alive(n)), index)
+
+    def _flow(self, inside: Computation, arguments: Sequence[Buffers]) -> dict[str, Buffers]:
+        """The buffers of each instruction's result."""
+        values = {row.name: arguments[n] for n, row in enumerate(inside.parameters)}
+        moves = read_in_any_order(self.module, inside) if self.targets else frozenset[str]()
+        for row in inside.instructions.values():
+            if row.name in moves or (self.targets and self._is_kept(inside, row)):
+                values[row.name] = values[row.operands[0]]
+            elif row.name not in values:
+                values[row.name] = self._values(inside, row, values)
+        return values
+
+    def _is_kept(self, inside: Computation, row: Instruction) -> bool:
+        """Whether it is the host's copy of an argument that is written over before a last use."""
+        entry = inside is self.module.entry and row.opcode == "copy"
+        return entry and row.operands[0] in {parameter.name for parameter in inside.parameters}
+
+    def _bodies(
+        self, row: Instruction, values: Mapping[str, Buffers]
+    ) -> Iterator[tuple[_Activation, int, frozenset[int]]]:
+        """Runs of what an instruction calls, with the bytes and ids of what they carry."""
+        bodies = [self.module.computations[name] for name in row.called]
+        operands = [values[name] for name in row.operands if name in values]
+        if row.opcode == "while":
+            own = sum(buffer.bytes for buffer in _once(operands[0]) if not buffer.fixed)
+            yield self._run(bodies[0], operands[:1]), own, frozenset(map(id, operands[0]))
+        elif row.opcode == "conditional":
+            for body, argument in zip(bodies, operands[1:], strict=False):
+                yield self._run(body, [_frozen(argument)]), 0, frozenset()
+        elif row.opcode == "call":
+            yield self._run(bodies[0], list(map(_frozen, operands))), 0, frozenset()
+
+    def _values(
+        self, inside: Computation, row: Instruction, values: Mapping[str, Buffers]
+    ) -> Buffers:
+        """The buffers of an instruction's result."""
+        operands = [values.get(name, ()) for name in row.operands]
+        if row.opcode == "tuple":
+            return tuple(buffer for operand in operands for buffer in operand)
+        if row.opcode == "get-tuple-element":
+            return self._element(inside, row, operands[0])
+        if row.opcode in _PASSES_ON and operands:
+            count = len(row.arrays)
+            passed = operands[0]
+            return passed[:count] if row.opcode != "copy-done" else passed[:1]
+        if row.opcode == "while" and len(operands[0]) == len(row.arrays):
+            return operands[0]
+        if row.opcode in ("dynamic-update-slice", "scatter") and operands[0]:
+            return operands[0][: len(row.arrays)]
+        if row.opcode.endswith("-done") and operands:
+            return operands[0][-len(row.arrays) :]
+        return _written(self.module, row, operands)
+
+    def _element(self, inside: Computation, row: Instruction, full: Buffers) -> Buffers:
+        index = int(row.attributes.partition("index=")[2].partition(",")[0])
+        source = inside.instructions[row.operands[0]]
+        start = places_in(source.shape)[index]
+        return full[start : start + len(row.arrays)]
+
+
+@functools.lru_cache(maxsize=4096)
+def places_in(shape: str) -> tuple[int, ...]:
+    """Of each element of a tuple, how many arrays there are before it."""
+    counts = [len(arrays_of(chunk)) for chunk in tuple_parts(shape)]
+    return (0, *itertools.accumulate(counts))
+
+
+def _made(row: Instruction, fixed: bool = False) -> Buffers:
+    return tuple(
+        HloBuffer(row, array.bytes if array.space == 0 else 0, array.sizes, array.dtype, fixed)
+        for array in row.arrays
+    )
+
+
+def _written(module: HloModule, row: Instruction, operands: Sequence[Buffers]) -> Buffers:
+    """New buffers, but for results that are written over an operand."""
+    written = list(_made(row))
+    for result, operand in written_over(module, row):
+        if operand < len(operands) and len(operands[operand]) == 1 and result < len(written):
+            written[result] = operands[operand][0]
+    return tuple(written)
+
+
+def _once(buffers: Iterable[HloBuffer]) -> Buffers:
+    return tuple({id(buffer): buffer for buffer in buffers}.values())
+
+
+def _frozen(buffers: Buffers) -> Buffers:
+    """The same buffers, that whoever is called does not count."""
+    return tuple(dataclasses.replace(buffer, fixed=True) for buffer in buffers)

@@ -1,0 +1,105 @@
+"""Shardings of a step as it is written, which loops over its layers must not change.
+
+>>> import jax
+>>> import numpy as np
+>>> from jax.sharding import NamedSharding, PartitionSpec as P
+>>> from isoshard.planner.machine.topologies import topology
+>>> from isoshard.core.traced.traced_step import StepInput, StepResult
+>>> mesh = topology("v5e:2x2").mesh((4,), ("data",))
+>>> program = jax.make_jaxpr(lambda x, w: x @ w)(np.ones((8, 4)), np.ones((4, 2)))
+>>> inputs = tuple(
+...     StepInput(name, "input", shape, np.dtype("float32"), NamedSharding(mesh, spec))
+...     for name, shape, spec in (("x", (8, 4), P("data")), ("w", (4, 2), P()))
+... )
+>>> step = TracedStep("product", "jax", program, inputs, (StepResult("y"),), mesh)
+>>> found = boundary_shardings(step, program)
+>>> found[program.jaxpr.outvars[0]].spec
+P('data', UNCONSTRAINED)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
+from isoshard.core.traced.traced_step import TracedStep
+
+from ..traced.rolled_step import rolled_step
+from .factors import Split
+from .flat_program import CONSTANT, flattened
+from .sharding_propagation import ArrayShardings, propagate
+
+
+def for_compilers(step: TracedStep) -> TracedStep:
+    """The same step with equal layers as loops that lie as the layers written out.
+
+    `by_tracing` spreads layouts through loops as through layers. XLA's partitioner does not always:
+    what loops carry and keep is constrained for it.
+
+    Returns:
+        A new step; the one given if nothing in it repeats.
+    """
+    return rolled_step(step, layouts=functools.partial(boundary_shardings, step))
+
+
+def boundary_shardings(
+    step: TracedStep, program: ClosedJaxpr, *, text: bool = False
+) -> dict[Var, NamedSharding]:
+    """Layouts of the variables of a step's program, as they spread from its inputs."""
+    inputs = [leaf.sharding for leaf in step.inputs]
+    results = [result.sharding for result in step.results]
+    return propagated_shardings(program, step.mesh, inputs, results, text=text)
+
+
+def propagated_shardings(
+    program: ClosedJaxpr,
+    mesh: Mesh | AbstractMesh,
+    inputs: Sequence[NamedSharding | None],
+    results: Sequence[NamedSharding | None] = (),
+    *,
+    text: bool = False,
+) -> dict[Var, NamedSharding]:
+    """Layouts of the variables of a program, as they spread from its inputs.
+
+    Args:
+        program: traced; layout constraints in it name `mesh`.
+        mesh: of all layouts.
+        inputs: how each lies; None is not known.
+        results: how each is to lie; None leaves one open, and so do those that are not said.
+        text: as for `flattened`.
+
+    Returns:
+        Of each variable that some mesh axis splits its layout. Axes that nothing splits are left to
+        the partitioner, and so are those that a part of a mesh axis splits. Explicit mesh axes are
+        passed by: how they split a variable is part of its type.
+    """
+    layouts = ArrayShardings(dict(mesh.shape))
+    flat = flattened(program, text=text)
+    arguments = {
+        value: layouts.of_spec(leaf.spec, len(flat.shapes[value]))
+        for value, leaf in zip(flat.inputs, inputs, strict=True)
+        if leaf is not None
+    }
+    sharding = propagate(flat, layouts, arguments, results)
+    free = PartitionSpec.UNCONSTRAINED
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    result = {}
+    for variable, value in flat.variables.items():
+        if value == CONSTANT:
+            continue
+        split_by = [_names(layouts, split) for split in sharding[value]]
+        entries = [[name for name in names if kinds[name] == AxisType.Auto] for names in split_by]
+        if any(entries):
+            spec = PartitionSpec(*[tuple(entry) or free for entry in entries])
+            result[variable] = NamedSharding(mesh, spec)
+    return result
+
+
+def _names(layouts: ArrayShardings, split: Split) -> tuple[str, ...]:
+    """The mesh axes that split one axis; none if one of them does so only in part."""
+    names = tuple(dict.fromkeys([layouts.axes((axis,))[0] for axis in split]))
+    full = tuple([chunk for name in names for chunk in layouts.parts(name)])
+    return names if full == split else ()

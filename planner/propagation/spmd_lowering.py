@@ -1,0 +1,410 @@
+"""SPMD lowering: the program of one device, with the collectives between its operations.
+
+Each operation of a flat program is partitioned (`partitioning`); where an operand is not sharded as
+its operation reads it, a collective comes before, and where partial results have to be added up,
+one comes after. An operand is resharded once to each sharding in a scope, as the partitioner does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from isoshard.core.runtime.flops import flops_of
+from isoshard.core.runtime.flops import is_product
+from isoshard.core.runtime.jaxprs import is_elementwise
+from .factors import ArraySharding
+from .factors import Split
+from .flat_program import BodyScope
+from .flat_program import CONSTANT
+from .flat_program import FlatOp
+from .flat_program import FlatProgram
+from .local_program import LocalOp
+from .local_program import LocalProgram
+from .local_program import LocalScope
+from .local_program import exchange_op
+from .partitioning import OpPartition
+from .partitioning import ReshardingStep
+from .partitioning import moves
+from .partitioning import partition_op
+from .partitioning import shard_bytes
+from .partitioning import shard_shape
+from .sharding_propagation import ArrayShardings
+from .target_rules import TargetRules
+from jax.sharding import PartitionSpec
+from typing import Any
+
+
+_FOLLOWS = frozenset(
+    "reshape transpose squeeze expand_dims broadcast_in_dim sharding_constraint reshard name copy "
+    "optimization_barrier device_put iota random_bits random_wrap random_unwrap random_split "
+    "bitcast_convert_type slice pad rev concatenate split select_and_gather_add result".split()
+)
+_WINDOWS = frozenset(
+    "conv_general_dilated slice pad split concatenate reduce_window reduce_window_sum "
+    "reduce_window_max reduce_window_min select_and_scatter select_and_scatter_add".split()
+)
+_MANUAL = {
+    "psum": "all-reduce",
+    "psum2": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "psum_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "ragged_all_to_all": "all-to-all",
+    "ppermute": "collective-permute",
+}
+"""Collectives that a `shard_map` names itself."""
+
+
+def spmd_lowered(
+    flat: FlatProgram,
+    layouts: ArrayShardings,
+    sharding: Sequence[ArraySharding],
+    target: Sequence[ArraySharding | None],
+    rules: TargetRules,
+) -> LocalProgram:
+    """Write what one device does.
+
+    Args:
+        flat: the program.
+        layouts: of the mesh.
+        sharding: the layout of each value.
+        target: of the program's results; None leaves one as it is.
+        rules: of the machine: how terms are added up.
+    """
+    return _Writer(flat, layouts, sharding, rules).write(target)
+
+
+class _Writer:
+    def __init__(
+        self,
+        flat: FlatProgram,
+        layouts: ArrayShardings,
+        sharding: Sequence[ArraySharding],
+        rules: TargetRules,
+    ) -> None:
+        self.flat = flat
+        self.laid = sharding
+        self.layouts = layouts
+        self.mesh = layouts.sizes
+        self.rules = rules
+        self.local = LocalProgram()
+        self.numbers: dict[int, int] = {}
+        self.divisions: dict[Any, OpPartition] = {}
+        self.moves: dict[Any, tuple[tuple[ReshardingStep, ...], int]] = {}
+        self.sums: dict[int, int] = {}
+
+    def write(self, target: Sequence[ArraySharding | None]) -> LocalProgram:
+        flat, local = self.flat, self.local
+        local.inputs = tuple(self._number(one) for one in flat.inputs)
+        self._scope(flat.scope, local.scope)
+        results = []
+        brought: dict[tuple[int, ArraySharding], int] = {}
+        for value, layout in zip(flat.results, target, strict=True):
+            if value == CONSTANT:
+                results.append(CONSTANT)
+            elif layout is None:
+                results.append(self._number(value))
+            else:
+                results.append(self._brought(value, layout, local.scope, brought, None))
+        local.results = local.scope.results = tuple(results)
+        return local
+
+    def _number(self, value: int) -> int:
+        if value == CONSTANT:
+            return CONSTANT
+        result = self.numbers.get(value)
+        if result is None:
+            flat = self.flat
+            shape = shard_shape(flat.shapes[value], self.laid[value], self.mesh)
+            result = self.local.value(shape, flat.itemsizes[value], flat.dtypes[value])
+            self.numbers[value] = result
+        return result
+
+    def _scope(self, flat: BodyScope, scope: LocalScope) -> None:
+        brought: dict[tuple[int, ArraySharding], int] = {}
+        for op in flat.ops:
+            if op.name == "edge":
+                if op.results[0] not in flat.given:
+                    self._edge(op, scope, scope, brought, None)
+            elif op.bodies:
+                self._bodies(op, scope, brought)
+            elif op.name in _MANUAL and op.operands[0] in self.flat.manual:
+                self._manual(op, scope)
+            else:
+                self._op(op, scope, brought)
+
+    def _add(self, scope: LocalScope, op: LocalOp) -> None:
+        scope.ops.append(op)
+        for one in op.results:
+            if self.local.makers[one] is None:
+                self.local.makers[one] = op
+
+    def _op(
+        self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArraySharding], int]
+    ) -> None:
+        division = self._division(op)
+        operands = [
+            self._brought(value, layout, scope, brought, op.equation)
+            for value, layout in zip(op.operands, division.operands, strict=True)
+        ]
+        for operand, axis, split in division.neighbours:
+            if op.operands[operand] != CONSTANT:
+                self._neighbours(op, operand, axis, split, operands, scope)
+        flops = self._flops(op) / division.shares
+        results = [self._number(one) for one in op.results]
+        new = []
+        pending: list[LocalOp] = []
+        for value, result, layout in zip(op.results, results, division.results, strict=True):
+            new.append(self._made(op, value, result, layout, division.summed, pending))
+        self._add(scope, LocalOp(op.name, op.equation, tuple(operands), tuple(new), flops))
+        for one in pending:
+            self._add(scope, one)
+
+    def _flops(self, op: FlatOp) -> float:
+        """Of the whole; a broadcast that an equation implies computes nothing."""
+        equation = op.equation
+        same = equation is not None and equation.primitive.name == op.name
+        return flops_of(equation) if same else 0.0
+
+    def _division(self, op: FlatOp) -> OpPartition:
+        flat = self.flat
+        operands = tuple([None if one == CONSTANT else self.laid[one] for one in op.operands])
+        results = tuple([self.laid[one] for one in op.results])
+        sizes = tuple(
+            [0 if one == CONSTANT else flat.itemsizes[one] for one in (*op.operands, *op.results)]
+        )
+        key = (op.name, id(op.rule), operands, results, sizes)  # equal rules are one object
+        division = self.divisions.get(key)
+        if division is None:
+            flops = self._flops(op) if is_product(op.name) else 0.0
+            division = self.divisions[key] = partition_op(
+                op.rule,
+                operands,
+                results,
+                [
+                    0 if one == CONSTANT else flat.size(one) * flat.itemsizes[one]
+                    for one in (*op.operands, *op.results)
+                ],
+                self.mesh,
+                follows=op.name in _FOLLOWS or is_elementwise(op.name),
+                windows=op.name in _WINDOWS,
+                lookup=op.name == "gather",
+                adds=op.name.startswith("scatter"),
+                flops=flops,
+            )
+        return division
+
+    def _between(
+        self, before: ArraySharding, after: ArraySharding, shape: tuple[int, ...], itemsize: int
+    ) -> tuple[ReshardingStep, ...]:
+        key = (before, after, shape, itemsize)
+        between = self.moves.get(key)
+        if between is None:
+            between = self.moves[key] = moves(before, after, shape, itemsize, self.mesh)
+        return between[0]
+
+    def _brought(
+        self,
+        value: int,
+        layout: ArraySharding,
+        scope: LocalScope,
+        brought: dict[tuple[int, ArraySharding], int],
+        equation: Any,
+    ) -> int:
+        """A value in a layout, by collectives if need be."""
+        if value == CONSTANT:
+            return CONSTANT
+        index = self._number(value)
+        if self.laid[value] == layout:
+            return index
+        key = (value, layout)
+        if key in brought:
+            return brought[key]
+        flat, shape = self.flat, self.flat.shapes[value]
+        for move in self._between(self.laid[value], layout, shape, flat.itemsizes[value]):
+            index = self._collective(move, index, equation, scope)
+        end = shard_shape(shape, layout, self.mesh)
+        if self.local.shapes[index] != end:
+            last = self.local.value(end, flat.itemsizes[value], flat.dtypes[value])
+            self._add(scope, LocalOp("slice", equation, (index,), (last,)))
+            index = last
+        brought[key] = index
+        return index
+
+    def _collective(
+        self, move: ReshardingStep, index: int, equation: Any, scope: LocalScope
+    ) -> int:
+        local = self.local
+        itemsize = max(1, local.bytes[index] // max(1, math.prod(local.shapes[index])))
+        new = local.value((move.sent // itemsize,), itemsize, local.dtypes[index])
+        self._add(scope, exchange_op(move, equation, index, new))
+        return new
+
+    def _made(
+        self,
+        op: FlatOp,
+        value: int,
+        index: int,
+        layout: ArraySharding,
+        summed: Split,
+        pending: list[LocalOp],
+    ) -> int:
+        """What an operation makes; collectives that make the value of it are left pending."""
+        target = self.laid[value]
+        if not summed and layout == target:
+            return index
+        flat = self.flat
+        shape, itemsize, dtype = flat.shapes[value], flat.itemsizes[value], flat.dtypes[value]
+        first = self.local.value(shard_shape(shape, layout, self.mesh), itemsize, dtype)
+        steps: list[ReshardingStep] = []
+        now = layout
+        if summed:
+            steps, now = self._summed(layout, target, summed, shape, itemsize)
+        moved, _ = moves(now, target, shape, itemsize, self.mesh)
+        steps += moved
+        last = first
+        end = shard_bytes(shape, target, itemsize, self.mesh)
+        for step in steps:
+            current = index
+            size = end if step.kind == "reduce-scatter" else step.sent
+            if step != steps[-1] or size != end:
+                current = self.local.value((size // max(1, itemsize),), itemsize, dtype)
+            pending.append(exchange_op(step, op.equation, last, current))
+            last = current
+        if last != index:
+            pending.append(LocalOp("slice", op.equation, (last,), (index,)))
+        return first
+
+    def _summed(
+        self,
+        layout: ArraySharding,
+        target: ArraySharding,
+        summed: Split,
+        shape: tuple[int, ...],
+        itemsize: int,
+    ) -> tuple[list[ReshardingStep], ArraySharding]:
+        """The reductions that add up terms, and the layout after them."""
+        sent = shard_bytes(shape, layout, itemsize, self.mesh)
+        scattered = [
+            (axis, one)
+            for axis, split in enumerate(target)
+            for one in split
+            if one in summed and self.rules.scatters
+        ]
+        steps: list[ReshardingStep] = []
+        now = [list(split) for split in layout]
+        for axis, one in scattered:
+            now[axis].append(one)
+        if scattered:
+            split = tuple(one for _, one in scattered)
+            steps.append(ReshardingStep("reduce-scatter", split, sent))
+        end = tuple(map(tuple, now))
+        rest = tuple(one for one in summed if one not in {one for _, one in scattered})
+        if rest:
+            sent = shard_bytes(shape, end, itemsize, self.mesh)
+            steps.append(ReshardingStep("all-reduce", rest, sent))
+        return steps, end
+
+    def _neighbours(
+        self,
+        op: FlatOp,
+        operand: int,
+        axis: int,
+        split: Split,
+        operands: list[int],
+        scope: LocalScope,
+    ) -> None:
+        """Rows of the neighbours, from each side that an operation reaches over."""
+        local, index = self.local, operands[operand]
+        rows = local.shapes[index][axis] if axis < len(local.shapes[index]) else 1
+        row = local.bytes[index] // max(1, rows)
+        for reach in _reach(op, axis):
+            if reach:
+                sent = row * int(min(reach, max(1, rows)))
+                new = local.value((sent,), 1, local.dtypes[index])
+                self._add(
+                    scope,
+                    LocalOp("collective-permute", op.equation, (index,), (new,), 0.0, split, sent),
+                )
+
+    def _edge(
+        self,
+        op: FlatOp,
+        body: LocalScope,
+        scope: LocalScope,
+        brought: dict[tuple[int, ArraySharding], int],
+        equation: Any,
+    ) -> None:
+        """A value that is the same inside and outside of a loop, if it lies alike."""
+        (value,), (same,) = op.operands, op.results
+        if value != CONSTANT:
+            before = self._brought(value, self.laid[same], scope, brought, equation)
+            body.outside[self._number(same)] = before
+
+    def _bodies(
+        self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArraySharding], int]
+    ) -> None:
+        operands = [self._number(one) for one in op.operands]
+        parts = []
+        if op.bodies[0].kind == "manual":
+            specs = op.equation.params["in_specs"]
+            for n, (value, spec) in enumerate(zip(op.operands, specs, strict=True)):
+                if value != CONSTANT and isinstance(spec, PartitionSpec):
+                    layout = self.layouts.of_spec(spec, len(self.flat.shapes[value]))
+                    sharding = self.layouts.known[layout][0]
+                    operands[n] = self._brought(value, sharding, scope, brought, op.equation)
+        for body in op.bodies:
+            inner = LocalScope([], body.kind, body.times)
+            for index, value in body.inputs:
+                inner.outside[self._number(value)] = operands[index]
+            for edge in body.ops:
+                # What a loop is given is brought into its layout once, before it.
+                if edge.name == "edge" and edge.operands[0] in op.operands:
+                    self._edge(edge, inner, scope, brought, op.equation)
+            self._scope(body, inner)
+            inner.results = tuple(self._number(one) for one in body.results)
+            inner.carried = tuple((self._number(a), self._number(b)) for a, b in body.carried)
+            parts.append(inner)
+        results = tuple(self._number(one) for one in op.results)
+        new = LocalOp(op.name, op.equation, tuple(operands), results, bodies=tuple(parts))
+        self._add(scope, new)
+        for one in results:
+            self.local.makers[one] = new
+
+    def _manual(self, op: FlatOp, scope: LocalScope) -> None:
+        """A collective that the program names itself."""
+        params = op.equation.params
+        names = params.get("axes", params.get("axis_name", ()))
+        names = (names,) if isinstance(names, str) else tuple(names)
+        axes = tuple(chunk for name in names for chunk in self.layouts.parts(name))
+        kind = _MANUAL[op.name]
+        for value, new in zip(op.operands, op.results, strict=False):
+            if value == CONSTANT:
+                continue
+            index, result = self._number(value), self._number(new)
+            sent = self.local.bytes[index if kind == "reduce-scatter" else result]
+            self._add(scope, LocalOp(kind, op.equation, (index,), (result,), 0.0, axes, sent))
+
+
+def _reach(op: FlatOp, axis: int) -> tuple[float, float]:
+    """How many rows of the neighbours before and after an operation reads along an axis."""
+    params = op.equation.params
+    if op.name in ("split", "concatenate"):
+        return math.inf, 0  # each part lies elsewhere than the whole: all rows move
+    if "dimension_numbers" in params:
+        spatial = params["dimension_numbers"].lhs_spec[2:].index(axis)
+        low, high = params["padding"][spatial]
+        return max(0, low), max(0, high)
+    if "padding" in params:
+        low, high = params["padding"][axis]
+        return max(0, low), max(0, high)
+    if "padding_config" in params:
+        low, high, _ = params["padding_config"][axis]
+        return abs(low), abs(high) if not low else 0
+    start = params.get("start_indices", (0,) * (axis + 1))[axis]
+    return start, 0
