@@ -19,6 +19,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
+
 from .caches import cached
 
 

@@ -26,16 +26,16 @@ x input (64, 512) P('data',)
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import is_typed
+from isoshard.core.layout.axis_types import auto, is_typed
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSET
@@ -44,17 +44,9 @@ from isoshard.core.plan.resolving import resolve_leaves
 from isoshard.core.plan.slot_rules import slot_layouts
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
-from .input_roles import ArgumentLeaf
-from .input_roles import leaves_of_arguments
-from .input_roles import replaced
-from .traced_step import Role
-from .traced_step import StepInput
-from .traced_step import StepResult
-from .traced_step import TracedStep
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
-from typing import Any
+
+from .input_roles import ArgumentLeaf, leaves_of_arguments, replaced
+from .traced_step import Role, StepInput, StepResult, TracedStep
 
 
 def traced_jax_step(
@@ -172,7 +164,7 @@ def layouts_of(
     batch = [_model_leaf(leaf) for leaf in leaves if leaf.role == "input"]
     said = any(factor.inputs is not UNSET for factor in plan.factors)
     inputs: dict[str, NamedSharding] = {}
-    if any_ and batch:
+    if said and batch:
         inputs = resolve_leaves(plan.for_inputs(), batch, mesh).shardings
     owners = {leaf.name: leaf for leaf in model}
     slots = {_model_leaf(leaf): owners.get(leaf.follows or "") for leaf in leaves if leaf.follows}

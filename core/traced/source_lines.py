@@ -7,20 +7,18 @@ operations are recorded, then traced) says the line itself, by a name scope: see
 
 from __future__ import annotations
 
-import jax
-import numpy as np
 import re
 import sysconfig
 from collections.abc import Iterator
-from isoshard.core.installation import ANNEXES
-from isoshard.core.installation import HEART
-from isoshard.core.installation import source_folders
-from isoshard.core.runtime.caches import cached
-from isoshard.core.runtime.jaxprs import JaxprRewriter
-from isoshard.core.runtime.jaxprs import holds_jaxprs
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
+from isoshard.core.installation import source_folders
+from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
 
 SCOPE = "line:"
 """A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to say where

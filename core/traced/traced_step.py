@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numpy as np
 from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.spec import stacked_sharding
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
-from typing import Any
-from typing import Literal
-
 
 Role = Literal["parameter", "buffer", "optimizer", "input", "random", "number"]
 """What an input is for: trained; kept by the model and not trained (batch statistics, masks); kept

@@ -10,21 +10,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable
-from collections.abc import Mapping
-from isoshard.core.runtime.flops import flops_of
-from isoshard.core.runtime.flops import is_product
+from collections.abc import Iterable, Mapping
+
+from isoshard.core.runtime.flops import flops_of, is_product
 from isoshard.core.runtime.jaxprs import is_elementwise
 from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.propagation.factors import DimensionRule
+from isoshard.planner.propagation.flat_program import CONSTANT, FlatOp
+
 from .constrained_step import module_of
 from .named_dimensions import NamedDimensions
-from isoshard.planner.propagation.dimension_rules import is_elementwise
-from isoshard.planner.propagation.factors import DimensionRule
-from isoshard.planner.propagation.flat_program import CONSTANT
-from isoshard.planner.propagation.flat_program import FlatOp
-from isoshard.planner.propagation.flops import flops_of
-from isoshard.planner.propagation.flops import is_product
-
 
 _SILENT = frozenset(
     "optimization_barrier device_put name sharding_constraint transpose squeeze copy edge row "

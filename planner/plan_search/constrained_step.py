@@ -17,21 +17,15 @@ gave it. Behind both a layout constraint is put, in loops and calls too; nothing
 from __future__ import annotations
 
 import dataclasses
-import jax
-from collections.abc import Iterator
-from collections.abc import Mapping
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
-from isoshard.core.runtime.jaxprs import JaxprRewriter
-from isoshard.core.runtime.jaxprs import is_elementwise
-from isoshard.core.runtime.jaxprs import opened
-from isoshard.core.runtime.jaxprs import replaced
-from isoshard.core.traced.traced_step import GRADIENT
-from isoshard.core.traced.traced_step import MODULE
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.propagation.dimension_rules import is_elementwise
-from jax.sharding import NamedSharding
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
+from jax.sharding import NamedSharding
+
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
+from isoshard.core.runtime.jaxprs import JaxprRewriter, is_elementwise, opened, replaced
+from isoshard.core.traced.traced_step import GRADIENT, MODULE, TracedStep
 
 _PASSED = frozenset(("sharding_constraint", "jit", "convert_element_type", "optimization_barrier"))
 """What lies as its operands of the same shape, beside operations element by element."""

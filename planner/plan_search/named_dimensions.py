@@ -31,18 +31,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
 from isoshard.core.runtime.jaxprs import is_elementwise
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.propagation.dimension_rules import is_elementwise
-from isoshard.planner.propagation.flat_program import BodyScope
-from isoshard.planner.propagation.flat_program import CONSTANT
-from isoshard.planner.propagation.flat_program import FlatOp
-from isoshard.planner.propagation.flat_program import FlatProgram
-from isoshard.planner.propagation.flat_program import flattened
-
+from isoshard.planner.propagation.flat_program import (
+    CONSTANT,
+    BodyScope,
+    FlatOp,
+    FlatProgram,
+    flattened,
+)
 
 WINDOWED = frozenset(
     "conv_general_dilated reduce_window reduce_window_sum reduce_window_max reduce_window_min "

@@ -33,7 +33,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.plan import Plan, PlanError
-from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
 from isoshard.core.plan.rule_patterns import matches
@@ -63,7 +63,7 @@ def fixed_layouts(fixed: Plan | None, step: TracedStep, mesh: Mesh) -> dict[str,
         resolved = resolve_leaves(open_ended, leaves, mesh)
         undecided = set(resolved.unmatched)
         result |= {n: sharding for n, sharding in resolved.shardings.items() if n not in undecided}
-        if any(factor.inputs is not UNSAID for factor in fixed.factors):
+        if any(factor.inputs is not UNSET for factor in fixed.factors):
             inputs = resolve_leaves(fixed.for_inputs(), _leaves(step, ("input",)), mesh)
             undecided = set(inputs.unmatched)
             result |= {
@@ -108,8 +108,8 @@ def joined(fixed: Plan | None, result: Plan) -> Plan:
             activations=tuple(pair for factor in fixed.factors for pair in factor.activations),
             memory=tuple(pair for factor in fixed.factors for pair in factor.memory),
         )
-    both = _without_default(fixed, UNSAID).otherwise(result)
-    if fixed.inputs is UNSAID or result.inputs is UNSAID:
+    both = _without_default(fixed, UNSET).otherwise(result)
+    if fixed.inputs is UNSET or result.inputs is UNSET:
         return both
     mine = dict(fixed.inputs)
     more = {pattern: spec for pattern, spec in result.inputs if pattern not in mine}

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
-from isoshard.core.plan.freezing import UNSAID
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.plan.freezing import UNSET
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.shown_text import preformatted
 from isoshard.core.traced.traced_step import TracedStep
 
@@ -182,7 +182,7 @@ def _rules(plan: Plan) -> list[str]:
     """The plan's rules in order, neighbours that lie alike on one line."""
     parts = {
         "parameters": plan.rules,
-        "inputs": () if plan.inputs is UNSAID else plan.inputs,
+        "inputs": () if plan.inputs is UNSET else plan.inputs,
         "outputs of modules": [(name, activation.output) for name, activation in plan.activations],
     }
     lines = []

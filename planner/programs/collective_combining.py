@@ -25,7 +25,7 @@ them can: kernels that loop over as many elements, products, and copies in anoth
 copy is made for a collective along an inner dimension and for the filter of a convolution, but not
 for the reversed filter of its gradient, which cuDNN reads as it is.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: f32[8,4], w: f32[8,4]) -> (f32[8,4], f32[8,4]) {
@@ -55,11 +55,11 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from isoshard.core.runtime.hlo_collectives import groups_of, operation
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 from isoshard.planner.costs.device_program import DeviceOp
 
 from .hlo_kernels import ELEMENTWISE, is_elementwise
 from .hlo_layouts import PRODUCTS, read_in_any_order
-from .hlo_text import Computation, HloModule, Instruction
 
 _ONES_OF_GPUS = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
 _MOST_BYTES = {
@@ -296,7 +296,7 @@ def _graph(module: HloModule, inside: Computation) -> dict[str, _Node]:
                     filters[source.name] = own
                 new.reads.append(filters[source.name])
             elif (
-                operation(row.text)
+                operation(row)
                 and len(inside.users[source.name]) > 1
                 and _has(module, source, "copy")
             ):

@@ -15,7 +15,7 @@ The partitioner sums along one axis of a mesh, and the result along the next one
 for TPUs and GPUs sum along both at once (all_reduce_folder.cc). It gathers one dimension after the
 other; libtpu gathers both at once.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: f32[8]) -> f32[8] {
@@ -34,8 +34,7 @@ import math
 import re
 
 from isoshard.core.runtime.hlo_collectives import Groups, groups_of
-
-from .hlo_text import Computation, HloModule, Instruction
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 _RESHAPED = frozenset(("bitcast", "copy", "reshape", "transpose", "convert"))
 _PASSED = frozenset(("bitcast", "copy", "dynamic-slice", "reshape", "transpose"))

@@ -13,37 +13,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import parsed
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.costs.device_program import DeviceProgram
-from isoshard.planner.machine.topologies import Topology
-from isoshard.planner.machine.topologies import topology_of
-from .collective_rewrites import chained_as_one
-from .compile_worker import Listener
-from .compile_worker import ProgramText
-from .compile_worker import compiled
-from .device_ops import device_ops
-from .device_ops import dtype_name
-from .device_ops import line_at
-from .exporting import exported
-from .hlo_liveness import ProgramLiveness
-from .hlo_liveness import liveness
-from .scaled_meshes import scaled_back
-from .scaled_meshes import scaled_down
-from .target_schedule import target_liveness
-from .targets import CompilationError
-from .targets import CompileTarget
-from .targets import HOST_DEVICES
-from .targets import target_of
-from .windowed_products import multiplied_by_parts
-from .windowed_products import windowed_products
-from isoshard.planner.reports.report import LiveArray
-from isoshard.planner.reports.report import MemoryEstimate
-from jax.sharding import PartitionSpec
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
+from isoshard.core.runtime.hlo_text import HloModule, parsed
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.costs.device_program import DeviceProgram
+from isoshard.planner.machine.topologies import Topology, topology_of
+from isoshard.planner.reports.report import LiveArray, MemoryEstimate
+
+from .collective_rewrites import chained_as_one
+from .compile_worker import Listener, ProgramText, compiled
+from .device_ops import device_ops, dtype_name, line_at
+from .exporting import exported
+from .hlo_liveness import ProgramLiveness, liveness
+from .scaled_meshes import scaled_back, scaled_down
+from .target_schedule import target_liveness
+from .targets import HOST_DEVICES, CompilationError, CompileTarget, target_of
+from .windowed_products import multiplied_by_parts, windowed_products
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
 """A chip's platform -> what `jax.export` calls it."""

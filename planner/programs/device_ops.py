@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 from jax.sharding import Mesh
@@ -19,6 +20,7 @@ from isoshard.core.runtime.hlo_collectives import (
     groups_of,
     operation,
 )
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 from isoshard.planner.costs.device_program import DeviceOp
 from isoshard.planner.scheduling.kernels import awaited
 
@@ -27,7 +29,7 @@ from .collective_rewrites import is_narrowed, is_sliced, joined_reductions
 from .hlo_costs import FREE, Costs, costs_of, operand_arrays, trips
 from .hlo_kernels import dataflow
 from .hlo_layouts import is_reordered
-from .hlo_text import Computation, HloModule, Instruction
+from .hlo_lines import line_of
 from .sliced_programs import SlicedProgram
 
 _STEPS = 6
@@ -42,13 +44,13 @@ def nearest_line(module: HloModule, inside: Computation, row: Instruction) -> st
     """
     bodies = [module.computations[name] for name in row.called if name in module.computations]
     inner = [row for body in bodies for row in (body.root, *body.instructions.values())]
-    result = next(filter(None, map(module.line_of, [row, *inner])), "")
+    result = next(filter(None, map(partial(line_of, module), [row, *inner])), "")
     return result or _along(module, inside, row, up=True) or _along(module, inside, row, up=False)
 
 
 def line_at(module: HloModule, row: Instruction) -> str:
     """As `nearest_line`, of an instruction wherever it stands."""
-    line = module.line_of(row)
+    line = line_of(module, row)
     if line:
         return line
     positions = (body for body in module.computations.values() if row.name in body.instructions)
@@ -62,7 +64,7 @@ def _along(module: HloModule, inside: Computation, row: Instruction, *, up: bool
         around = [other for at in near for other in _next_to(inside, at, up)]
         near = [other for other in around if other.name not in visited]
         visited |= {other.name for other in near}
-        result = next(filter(None, map(module.line_of, near)), "")
+        result = next(filter(None, map(partial(line_of, module), near)), "")
         if result:
             return result
     return ""
@@ -184,7 +186,7 @@ class _Reader:
         self, inside: Computation, row: Instruction, times: int, scope: int, sent: set[str]
     ) -> Iterator[DeviceOp]:
         line, live = self._line(inside, row), self.live.get(row.name, 0)
-        if operation(row.text):
+        if operation(row):
             waits = bool(scope) and self._waits(inside, row)
             yield from self._collective(inside, row, times, scope, line, live, waits)
             return
@@ -194,7 +196,7 @@ class _Reader:
             channel = _CHANNEL.search(inner.attributes)
             if channel is None or channel[1] not in sent:
                 sent.add(channel[1] if channel else "")
-                text = self.module.line_of(inner) or line
+                text = line_of(self.module, inner) or line
                 waits = bool(scope) and self._waits(inside, row)
                 yield from self._collective(within, inner, times, scope, text, live, waits)
         costs = costs_of(self.module, inside, row)
@@ -213,7 +215,7 @@ class _Reader:
             if within is None:
                 continue
             for inner in within.instructions.values():
-                if operation(inner.text):
+                if operation(inner):
                     yield within, inner
 
     def _collective(
@@ -226,7 +228,7 @@ class _Reader:
         live: int,
         waits: bool,
     ) -> Iterator[DeviceOp]:
-        kind, size = operation(row.text) or ("", 0)
+        kind, size = operation(row) or ("", 0)
         outside = self.places.talking(row.text)
         groups = self.places.of_mesh(groups_of(row.text))
         axes = outside.axes or axes_along(kind, size, groups, self.mesh)

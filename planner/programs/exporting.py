@@ -14,27 +14,25 @@ arrays that they stand for.
 from __future__ import annotations
 
 import dataclasses
-import jax
 from collections.abc import Iterator
-from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.runtime._jax_internals import no_locations
-from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p
-from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
-from isoshard.core.runtime.flops import flops_of
-from isoshard.core.runtime.jaxprs import JaxprRewriter
-from isoshard.core.traced.source_lines import line_of
-from isoshard.core.traced.source_lines import scope_of
-from isoshard.core.traced.traced_step import TracedStep
-from .hlo_costs import KERNEL
-from .self_split import answered
-from .targets import CompilerMissingError
-from .targets import PlanningError
-from isoshard.planner.propagation.flops import flops_of
-from isoshard.planner.traced.platform_programs import abstract_layout
-from isoshard.planner.traced.platform_programs import on_abstract_mesh
+from typing import Any
+
+import jax
 from jax import export
 from jax.sharding import NamedSharding
-from typing import Any
+
+from isoshard.core.layout.axis_types import is_typed
+from isoshard.core.runtime._jax_internals import no_locations
+from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p, jaxpr_as_fun
+from isoshard.core.runtime.flops import flops_of
+from isoshard.core.runtime.jaxprs import JaxprRewriter
+from isoshard.core.traced.source_lines import line_of, scope_of
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.traced.platform_programs import abstract_layout, on_abstract_mesh
+
+from .hlo_costs import KERNEL
+from .self_split import answered
+from .targets import CompilerMissingError, PlanningError
 
 
 @dataclasses.dataclass(frozen=True)

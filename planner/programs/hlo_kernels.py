@@ -7,9 +7,8 @@ import math
 import re
 
 from isoshard.core.runtime.hlo_collectives import operation
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 from isoshard.planner.scheduling.kernels import Kernel, Kind
-
-from .hlo_text import Computation, HloModule, Instruction
 
 _LARGE = 1 << 20
 """Bytes of an array that is worth reading once only."""
@@ -50,7 +49,7 @@ def _kind(row: Instruction) -> Kind:
         return "loop"
     if row.opcode in PRODUCTS:
         return "product"
-    return "other" if operation(row.text) is None else "collective"
+    return "other" if operation(row) is None else "collective"
 
 
 def in_order(inside: Computation, kernels: list[Kernel]) -> Computation:
@@ -66,7 +65,7 @@ def siblings_together(module: HloModule, inside: Computation) -> Computation:
     ordered by the host's compiler, and siblings run where the later one was: as soon as operands
     are there, U-Nets came out 7 to 13 % above the compiler of H100.
 
-    >>> from isoshard.planner.programs.hlo_text import parsed
+    >>> from isoshard.core.runtime.hlo_text import parsed
     >>> module = parsed('''
     ... HloModule step, is_scheduled=true
     ... ENTRY %main (a: f32[1024,1024], w: f32[1024,1024]) -> (f32[1024,1024], f32[1024,1024]) {

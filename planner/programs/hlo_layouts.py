@@ -3,7 +3,7 @@
 Compilers of TPUs and GPUs choose the order in memory of an array by what reads it, and their
 products read any order. The host's compiler makes a transposed copy first.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: bf16[8,16], b: bf16[8,4]) -> bf16[16,4] {
@@ -23,7 +23,7 @@ attention layer, kept in the order of the forward product, and the gradient of t
 the result takes the memory of neither. And an array that one loop leaves and another loop reads in
 another order is copied as a whole between them.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: f32[1024,1024]) -> f32[1024,1024] {
@@ -44,8 +44,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+
 from .hlo_kernels import ELEMENTWISE, PRODUCTS, is_elementwise
-from .hlo_text import Computation, HloModule, Instruction
 
 _MOVES = frozenset(("bitcast", "copy", "reshape", "transpose"))
 

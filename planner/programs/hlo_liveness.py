@@ -14,14 +14,14 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from isoshard.core.runtime.hlo_collectives import tuple_parts
+from isoshard.core.runtime.hlo_collectives import tuple_elements
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction, arrays_of
 from isoshard.planner.scheduling.kernels import Kernel
 from isoshard.planner.scheduling.liveness import Liveness, live_bytes
 
 from .hlo_costs import FREE, RUNS_OTHERS
 from .hlo_kernels import may_share, written_over
 from .hlo_layouts import read_in_any_order
-from .hlo_text import Computation, HloModule, Instruction, arrays_of
 
 
 @dataclasses.dataclass(eq=False)
@@ -257,7 +257,7 @@ class _Walk:
 @functools.lru_cache(maxsize=4096)
 def places_in(shape: str) -> tuple[int, ...]:
     """Of each element of a tuple, how many arrays there are before it."""
-    counts = [len(arrays_of(chunk)) for chunk in tuple_parts(shape)]
+    counts = [len(arrays_of(chunk)) for chunk in tuple_elements(shape)]
     return (0, *itertools.accumulate(counts))
 
 

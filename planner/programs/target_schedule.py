@@ -13,7 +13,7 @@ Their order is `scheduling.kernel_orders.behind_loops`. And what is small and th
 is large (the gradient of a norm's weight) they compute at once, where the host's compiler may leave
 it to the end.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step, is_scheduled=true
 ... %body (c: f32[8]) -> f32[8] {
@@ -43,13 +43,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from isoshard.core.runtime.hlo_collectives import operation
+from isoshard.core.runtime.hlo_text import ArrayShape, Computation, HloModule, Instruction
 from isoshard.planner.scheduling.kernel_orders import behind_loops
 
 from .hlo_costs import FREE, RUNS_OTHERS
 from .hlo_kernels import PRODUCTS, dataflow, in_order, siblings_together
 from .hlo_layouts import copied_between_loops, meeting
 from .hlo_liveness import ProgramLiveness, liveness
-from .hlo_text import ArrayShape, Computation, HloModule, Instruction
 from .windowed_products import WindowedProduct, multiplied_by_parts
 
 _USED, _SLOP = 0.8, 0.95
@@ -122,7 +122,7 @@ def _early(inside: Computation, saving: bool) -> Computation:
         arguments = [early[name] for name in one.operands if name in at]
         early[one.name] = max([(at[one.name], 0), *arguments]) if arguments else (-1, 0)
         products = frozenset[str]() if saving else PRODUCTS
-        if one.opcode in FREE | RUNS_OTHERS | products or operation(one.text) or not arguments:
+        if one.opcode in FREE | RUNS_OTHERS | products or operation(one) or not arguments:
             continue
         own = _only_for(inside, one) if saving else [one]
         mine = {row.name for row in own}

@@ -5,7 +5,7 @@ an argument differs along the axes that its layout names, a result wherever an o
 gather or a sum along an axis makes devices agree along it, and `partition-id` differs along all.
 
 >>> from isoshard import make_mesh
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (x: f32[4], w: f32[2]) -> f32[4] {
@@ -27,10 +27,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from jax.sharding import Mesh
 
 from isoshard.core.runtime.hlo_collectives import groups_of, operation
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 from .device_ops import axes_along
 from .hlo_liveness import places_in
-from .hlo_text import Computation, HloModule, Instruction
 
 Varying = tuple[frozenset[str], ...]
 """Axes of each array of a result, in order."""
@@ -92,7 +92,7 @@ class _Way:
             return tuple(every.union(*axes) for axes in zip(*ways, strict=True))
         if row.opcode == "partition-id":
             every = frozenset(self.mesh.axis_names)
-        if sends := operation(row.text):
+        if sends := operation(row):
             kind, size = sends
             axes = set(axes_along(kind, size, groups_of(row.text), self.mesh))
             every = every - axes if kind in _AGREE else every | axes

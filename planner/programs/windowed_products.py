@@ -28,26 +28,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.runtime.hlo_collectives import Groups
-from isoshard.core.runtime.hlo_collectives import groups_of
-from isoshard.core.runtime.hlo_text import ArrayShape
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
-from .collective_rewrites import is_sliced
-from .device_ops import WINDOWED
-from .device_ops import axes_along
-from .hlo_costs import costs_of
-from .hlo_layouts import axis_after
-from .hlo_layouts import is_move
-from .hlo_text import instructions
-from .varying_axes import Varying
-from .varying_axes import varying_axes
+from collections.abc import Iterable, Mapping, Sequence
+
 from jax.sharding import Mesh
 
+from isoshard.core.runtime.hlo_collectives import Groups, groups_of
+from isoshard.core.runtime.hlo_text import (
+    ArrayShape,
+    Computation,
+    HloModule,
+    Instruction,
+    instructions,
+)
+
+from .collective_rewrites import is_sliced
+from .device_ops import WINDOWED, axes_along
+from .hlo_costs import costs_of
+from .hlo_layouts import axis_after, is_move
+from .varying_axes import Varying, varying_axes
 
 RATES = {
     "v4": (1.37e14, 8.96e10),

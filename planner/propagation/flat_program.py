@@ -17,27 +17,23 @@ dynamic update, as they are when JAX lowers it.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import math
 import numpy as np
-from collections.abc import Mapping
-from collections.abc import Sequence
+
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 from isoshard.core.runtime._jax_internals.undocumented import Space
 from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.jaxprs import is_elementwise
-from isoshard.core.runtime.nested_programs import Body
-from isoshard.core.runtime.nested_programs import bodies
-from .dimension_rules import declared_rule
-from .dimension_rules import dimension_rule
-from .dimension_rules import elementwise_rule
-from .factors import DimensionRule
-from .factors import Factors
-from .factors import Shape
-from .primitive_rules import broadcast_in_dim
-from typing import Any
+from isoshard.core.runtime.nested_programs import Body, bodies
 
+from .dimension_rules import declared_rule, dimension_rule, elementwise_rule
+from .factors import DimensionRule, Factors, Shape
+from .primitive_rules import broadcast_in_dim
 
 CONSTANT = -1
 """The number of all values that are made of nothing but constants: each use makes its own."""

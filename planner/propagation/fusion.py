@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
 from isoshard.core.runtime.flops import is_product
 from isoshard.core.runtime.jaxprs import is_elementwise
+from isoshard.planner.scheduling.kernels import Kernel, Kind, together
+from isoshard.planner.scheduling.sibling_fusion import siblings_fused
+
 from .factors import Split
 from .flat_program import CONSTANT
 from .layout_copies import REORDER
-from .local_program import LocalOp
-from .local_program import LocalProgram
-from .local_program import LocalScope
+from .local_program import LocalOp, LocalProgram, LocalScope
 from .target_rules import TargetRules
-from isoshard.planner.scheduling.kernels import Kernel
-from isoshard.planner.scheduling.kernels import Kind
-from isoshard.planner.scheduling.kernels import together
-from isoshard.planner.scheduling.sibling_fusion import siblings_fused
-
 
 MOVES = frozenset(
     "broadcast_in_dim iota slice pad rev transpose row dynamic_slice concatenate random_bits "

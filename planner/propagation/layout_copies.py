@@ -15,16 +15,13 @@ reads row by row is copied before all others; the full stack is, before the loop
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
 from isoshard.core.runtime.flops import is_product
 from isoshard.core.runtime.jaxprs import is_elementwise
-from .flat_program import CONSTANT
-from .local_program import LocalOp
-from .local_program import LocalProgram
-from .local_program import LocalScope
-from .local_program import as_read
 
+from .flat_program import CONSTANT
+from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 
 REORDER = "reorder"
 """Name of the operation that copies an operand into another order."""

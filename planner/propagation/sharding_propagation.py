@@ -12,25 +12,14 @@ little more than a step of one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.runtime.jaxprs import is_elementwise
-from .factors import ArraySharding
-from .factors import BACKWARD
-from .factors import BOTH
-from .factors import DimensionRule
-from .factors import FORWARD
-from .factors import NONE
-from .factors import Split
-from .factors import agreed
-from .flat_program import BodyScope
-from .flat_program import CONSTANT
-from .flat_program import FlatOp
-from .flat_program import FlatProgram
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
+from collections.abc import Iterable, Mapping, Sequence
 
+from jax.sharding import NamedSharding, PartitionSpec
+
+from isoshard.core.runtime.jaxprs import is_elementwise
+
+from .factors import BACKWARD, BOTH, FORWARD, NONE, ArraySharding, DimensionRule, Split, agreed
+from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
 
 STAGES = 3
 _PASSED = frozenset(

@@ -9,30 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from isoshard.core.runtime.flops import flops_of
-from isoshard.core.runtime.flops import is_product
-from isoshard.core.runtime.jaxprs import is_elementwise
-from .factors import ArraySharding
-from .factors import Split
-from .flat_program import BodyScope
-from .flat_program import CONSTANT
-from .flat_program import FlatOp
-from .flat_program import FlatProgram
-from .local_program import LocalOp
-from .local_program import LocalProgram
-from .local_program import LocalScope
-from .local_program import exchange_op
-from .partitioning import OpPartition
-from .partitioning import ReshardingStep
-from .partitioning import moves
-from .partitioning import partition_op
-from .partitioning import shard_bytes
-from .partitioning import shard_shape
-from .sharding_propagation import ArrayShardings
-from .target_rules import TargetRules
-from jax.sharding import PartitionSpec
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
+from isoshard.core.runtime.flops import flops_of, is_product
+from isoshard.core.runtime.jaxprs import is_elementwise
+
+from .factors import ArraySharding, Split
+from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
+from .local_program import LocalOp, LocalProgram, LocalScope, exchange_op
+from .partitioning import OpPartition, ReshardingStep, moves, partition_op, shard_bytes, shard_shape
+from .sharding_propagation import ArrayShardings
+from .target_rules import TargetRules
 
 _FOLLOWS = frozenset(
     "reshape transpose squeeze expand_dims broadcast_in_dim sharding_constraint reshard name copy "

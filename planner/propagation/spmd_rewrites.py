@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
+from isoshard.core.runtime.flops import is_product
+
 from .flat_program import CONSTANT
-from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 
 _AS_IT_IS = frozenset(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from isoshard.core.runtime.flops import is_product
 from isoshard.planner.scheduling.kernel_orders import (
     behind_loops,
     breadth_first,
@@ -21,7 +22,6 @@ from isoshard.planner.scheduling.liveness import Liveness, live_bytes
 from isoshard.planner.scheduling.rematerialization import rematerialized
 
 from .flat_program import CONSTANT
-from .flops import is_product
 from .fusion import Fusion
 from .local_program import LocalProgram, LocalScope
 

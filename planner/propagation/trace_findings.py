@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.traced.source_lines import line_of
 
 from .dimension_rules import is_known, primitives

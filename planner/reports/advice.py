@@ -22,24 +22,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from isoshard.core.runtime.formatting import count_of
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.formatting import human_seconds
-from isoshard.core.runtime.formatting import percent
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from jax.sharding import NamedSharding
+
+from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
 from isoshard.core.traced.traced_step import StepInput
 from isoshard.planner.machine.links import links
+
 from .findings import InputUse
-from .key_figures import count_of
-from .key_figures import human_seconds
-from .key_figures import mesh_of
-from .key_figures import percent
-from .key_figures import shares
-from .key_figures import traffic
-from jax.sharding import NamedSharding
-from typing import TYPE_CHECKING
+from .key_figures import mesh_of, shares, traffic
 
 if TYPE_CHECKING:
     from .report import Report

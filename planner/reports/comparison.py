@@ -30,7 +30,7 @@ from rich.text import Text
 from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
 
 from . import html_report
-from .key_figures import ROLES, count_of, human_seconds, limit, percent, traffic
+from .key_figures import ROLES, limit, traffic
 from .report import Report
 from .svg_pictures import axes_of, axis_fill, memory_bars, time_bars
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds
 
 from ..machine.topologies import topology_of
 from .findings import TimelineEvent
-from .key_figures import borders, count_of, human_seconds, joined, mesh_of, traffic
+from .key_figures import borders, joined, mesh_of, traffic
 from .svg_pictures import (
     WIDTH,
     axis_fill,

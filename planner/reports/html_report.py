@@ -8,30 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from isoshard.core.runtime.formatting import count_of
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.formatting import human_flops
-from isoshard.core.runtime.formatting import human_seconds
-from isoshard.core.runtime.formatting import percent
-from .html_pictures import mesh_picture
-from .html_pictures import timeline_picture
-from .key_figures import along
-from .key_figures import by_cost
-from .key_figures import count_of
-from .key_figures import human_flops
-from .key_figures import human_seconds
-from .key_figures import joined
-from .key_figures import limit
-from .key_figures import mesh_of
-from .key_figures import percent
-from .key_figures import shares
-from .key_figures import traffic
-from .key_figures import verdict
-from .key_figures import wiring
-from .svg_pictures import axis_fill
-from .svg_pictures import memory_bars
-from .svg_pictures import time_bars
 from typing import TYPE_CHECKING
+
+from isoshard.core.runtime.formatting import (
+    count_of,
+    human_bytes,
+    human_flops,
+    human_seconds,
+    percent,
+)
+
+from .html_pictures import mesh_picture, timeline_picture
+from .key_figures import along, by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
+from .svg_pictures import axis_fill, memory_bars, time_bars
 
 if TYPE_CHECKING:
     from .report import Report

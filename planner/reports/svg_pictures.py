@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.formatting import human_seconds
-from .key_figures import human_seconds
-from .key_figures import shares
-from .key_figures import traffic
 from typing import TYPE_CHECKING
+
+from isoshard.core.runtime.formatting import human_bytes, human_seconds
+
+from .key_figures import shares, traffic
 
 if TYPE_CHECKING:
     from .report import Report

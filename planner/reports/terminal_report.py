@@ -6,37 +6,25 @@ Rich leaves colours out where there is no terminal; where the encoding has no bl
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
 import numpy as np
-from collections.abc import Iterator
-from collections.abc import Sequence
-from isoshard.core.pictures.box_drawing import Cell
-from isoshard.core.pictures.box_drawing import grid_lines
-from isoshard.core.runtime.formatting import count_of
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.formatting import human_flops
-from isoshard.core.runtime.formatting import human_seconds
-from isoshard.core.runtime.formatting import percent
-from .key_figures import along
-from .key_figures import borders
-from .key_figures import by_cost
-from .key_figures import count_of
-from .key_figures import human_flops
-from .key_figures import human_seconds
-from .key_figures import limit
-from .key_figures import mesh_of
-from .key_figures import percent
-from .key_figures import shares
-from .key_figures import traffic
-from .key_figures import verdict
-from .key_figures import wiring
 from rich import box
-from rich.console import Console
-from rich.console import Group
-from rich.console import RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-from typing import Literal
-from typing import TYPE_CHECKING
+
+from isoshard.core.pictures.box_drawing import Cell, grid_lines
+from isoshard.core.runtime.formatting import (
+    count_of,
+    human_bytes,
+    human_flops,
+    human_seconds,
+    percent,
+)
+
+from .key_figures import along, borders, by_cost, limit, mesh_of, shares, traffic, verdict, wiring
 
 if TYPE_CHECKING:
     from .report import Report

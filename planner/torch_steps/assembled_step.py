@@ -15,8 +15,8 @@ from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.capture.assemble import Assembly
 from isoshard.torch_bridge.engine.compiling import input_placement, plan_lowering
-from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest
 from isoshard.torch_bridge.engine.compiling.interpreting import Notes
+from isoshard.torch_bridge.engine.compiling.liveness import CompileRequest
 from isoshard.torch_bridge.engine.values import layout_numbers
 
 from .found_models import Named
@@ -77,7 +77,7 @@ def assembled(
     names = dict(names)
     assembly = Assembly(recording, where)
     plan, escaped = assembly.plan()
-    values = assembly.settle(plan)
+    values = assembly.choose_results(plan)
     plan.live += tuple(sorted(escaped))  # what the step keeps somewhere
     plan.wanted += (layout_numbers.UNPLACED,) * len(escaped)
     intern = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
@@ -142,7 +142,7 @@ def _inputs(
         if named is None and storage is not None:
             names[id(storage)] = named = Named(f"memory.{len(names)}", "buffer", layout)
         if named is None:
-            kind = "host" if id(value) in recording.host.operands else "closed_over"
+            kind = "host" if id(value) in recording.cpu_ops.operands else "closed_over"
             named = Named(
                 f"{kind}.{indices[kind]}", "number" if kind == "host" else "buffer", layout
             )
@@ -166,7 +166,7 @@ def _results(
         place = positions.get(id(recording.log.storages[id(storage)][1]))
         name = f"memory.{len(text)}" if named is None else named.name
         text[storage.value.slot] = (name, place)
-    for tensor, value, _ in assembly.made:
+    for tensor, value, _ in assembly.created:
         text.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
     results = []
     for slot, number in zip(plan.live, plan.wanted, strict=True):

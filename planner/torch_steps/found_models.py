@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.traced.traced_step import Role
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
 from isoshard.torch_bridge.modules import modules
 
 
@@ -50,7 +50,7 @@ class FoundModel:
     prefix: str
 
 
-def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Reachable:
+def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> ObjectWalk:
     """The objects behind a step: what it closes over and names, and what its arguments hold.
 
     Args:
@@ -58,16 +58,16 @@ def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Reachable:
         leaves: its arguments; those that are no tensors are searched.
         paths: what they are called.
     """
-    reachable = Reachable()
-    reachable.follow(step, getattr(step, "__name__", type(step).__name__))
+    reachable = ObjectWalk()
+    reachable.walk(step, getattr(step, "__name__", type(step).__name__))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            reachable.follow(leaf, path)
-    reachable.follow_code({})
+            reachable.walk(leaf, path)
+    reachable.walk_globals({})
     return reachable
 
 
-def models_of(result: Reachable, arguments: Mapping[str, Any]) -> list[FoundModel]:
+def models_of(result: ObjectWalk, arguments: Mapping[str, Any]) -> list[FoundModel]:
     """The models behind a step: modules that are inside no other."""
     inside = {id(child) for module in result.modules for child in list(module.modules())[1:]}
     roots = [module for module in result.modules if id(module) not in inside]
@@ -91,12 +91,12 @@ def _children(module: torch.nn.Module) -> set[str]:
 
 
 def _variables(
-    result: Reachable, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
+    result: ObjectWalk, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
 ) -> dict[int, str]:
     """The variables or attributes that hold modules."""
     root_ids = {id(root) for root in roots}
     names = {id(value): name for name, value in arguments.items() if id(value) in root_ids}
-    for holder in result.holders:
+    for holder in result.sources:
         for index, value in enumerate(holder.read()):
             if id(value) in root_ids and id(value) not in names:
                 names[id(value)] = holder.name(index).rpartition(".")[2]

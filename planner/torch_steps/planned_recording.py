@@ -9,16 +9,14 @@ import torch
 from jax.sharding import Mesh
 
 from isoshard.torch_bridge.engine.capture.bindings import Argument
-from isoshard.torch_bridge.engine.capture.host_counters import HostOps
-from isoshard.torch_bridge.engine.capture.numbers import Numbers
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
-from isoshard.torch_bridge.engine.capture.snapshot import Snapshot
-from isoshard.torch_bridge.engine.capture.step import PLANS
-from isoshard.torch_bridge.engine.capture.step_arguments import has_gradient
+from isoshard.torch_bridge.engine.capture.cpu_ops import CpuOps
+from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
+from isoshard.torch_bridge.engine.capture.side_effects import FloatInputs, TrainingState
+from isoshard.torch_bridge.engine.capture.step import PLANNING
+from isoshard.torch_bridge.engine.capture.step_gradients import ClearedGradients, has_gradient
 from isoshard.torch_bridge.engine.capture.step_recording import Recording
-from isoshard.torch_bridge.engine.capture.tensor_descriptions import Descriptions
+from isoshard.torch_bridge.engine.capture.tensor_guards import MetadataLog
 from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
-from isoshard.torch_bridge.engine.capture.zeroing import Zeroing
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
@@ -27,7 +25,7 @@ from .planning_tape import PlanningTape
 from .user_lines import UserLines
 
 
-class _HostOps(HostOps):
+class _CpuOps(CpuOps):
     """CPU operations of a step; those with a tensor of the device pass without a search."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,16 +50,16 @@ class PlannedRecording(Recording):
     def __init__(
         self,
         step: Callable[..., Any],
-        result: Reachable,
+        walk: ObjectWalk,
         arguments: Sequence[Any],
         mesh: Mesh,
         user: UserLines,
     ):
         """Prepare to record; what a capture needs for its guards is left out."""
         self._step = step
-        self.found = self.reached = result
+        self.walk = self.reached = walk
         self.arguments = list(arguments)
-        leaves = list(result.leaves())
+        leaves = list(walk.leaves())
         leaf_ids = {id(leaf) for leaf in leaves}
         mine = [
             index
@@ -70,17 +68,19 @@ class PlannedRecording(Recording):
         ]
         self.owners = [*leaves, *(Argument(index) for index in mine)]
         self.tensors = [*leaves, *(arguments[index] for index in mine)]
-        self._rates = []
-        self.rebound, self.turned = [], []
-        self.described = Descriptions()
+        self._learning_rates = []
+        self.rebindings, self.changed_arguments = [], []
+        self.metadata = MetadataLog()
         self.table = Table()
-        self.numbers = Numbers(self.table, ())
-        self.host = _HostOps(self.table, result.tensors)
+        self.floats = FloatInputs(self.table, ())
+        self.cpu_ops = _CpuOps(self.table, walk.tensors)
         self.tape = PlanningTape(mesh, user)
         self.log = self.tape.log = MemoryLog(self.tape)
         self.random = random_state.DrawnKeys()
-        self.snapshot = Snapshot(result, self.tensors)
-        self.zeroing = Zeroing(result, self.is_written)
+        self.training_state = TrainingState(walk, self.tensors)
+        self.cleared_gradients = ClearedGradients(
+            [*walk.modules, *walk.optimizers], self.is_written
+        )
         self.leaves: list[Any] = []
         self.structure: Any = None
         self.differentiable: frozenset[int] = frozenset()
@@ -91,30 +91,37 @@ class PlannedRecording(Recording):
         Raises:
             CaptureError: it asks for the value of a tensor.
         """
-        self._make_symbolic(self.found.optimizers)
-        self.tape.capture = self.host
-        PLANS.add(id(self.tape))
+        self._make_symbolic(self.walk.optimizers)
+        self.tape.capture = self.cpu_ops
+        PLANNING.add(id(self.tape))
         try:
-            with self.on_tape(), self.random, self.zeroing, compiling(), self.host, self.numbers:
-                self._keep(self._step(*args, **kwargs))
-            if self.host.refused is not None:  # and caught
-                raise self.host.refused
+            with (
+                self.on_tape(),
+                self.random,
+                self.cleared_gradients,
+                compiling(),
+                self.cpu_ops,
+                self.floats,
+            ):
+                self._store_result(self._step(*args, **kwargs))
+            if self.cpu_ops.error is not None:  # and caught
+                raise self.cpu_ops.error
         finally:
-            PLANS.discard(id(self.tape))
+            PLANNING.discard(id(self.tape))
             self.tape.capture = None
-            for group, rate, symbol in self._rates:
+            for group, rate, symbol in self._learning_rates:
                 if group["lr"] is symbol:
                     group["lr"] = rate
-            self._rates.clear()
+            self._learning_rates.clear()
 
     def undo(self) -> None:
         """Let memory, gradients, counters and random states be as before the step."""
-        self.put_back()
-        self.snapshot.restore_gradients()
-        self.snapshot.restore_scalers()
-        self.snapshot.restore_counters()
+        self.restore()
+        self.training_state.restore_gradients()
+        self.training_state.restore_scalers()
+        self.training_state.restore_counters()
         with torch.no_grad():
-            self.host.restart()
+            self.cpu_ops.reset()
         self.random.restore()
 
     def forget(self) -> None:

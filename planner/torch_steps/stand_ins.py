@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
-from isoshard.torch_bridge.engine.capture.dropped_gradients import held, is_dropped
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
+from isoshard.torch_bridge.engine.capture.step_gradients import is_dropped, raw_gradient
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -49,7 +49,7 @@ class StandIns:
         names: by id of a memory what its tensor is called.
     """
 
-    def __init__(self, result: Reachable, named: Mapping[int, Named], mesh: Mesh, user: UserLines):
+    def __init__(self, result: ObjectWalk, named: Mapping[int, Named], mesh: Mesh, user: UserLines):
         """See the class."""
         self._found, self._named, self._user = result, named, user
         self._whole = NamedSharding(mesh, PartitionSpec())
@@ -62,12 +62,12 @@ class StandIns:
     def __enter__(self) -> StandIns:
         """Replace the tensors, or nothing if that fails."""
         result = self._found
-        self._before = [(holder, holder.read()) for holder in result.holders]
+        self._before = [(holder, holder.read()) for holder in result.sources]
         self._states = [
             (optimizer, {p: (state, dict(state)) for p, state in optimizer.state.items()})
             for optimizer in result.optimizers
         ]
-        self._leaves = [(leaf, held(leaf), leaf.requires_grad) for leaf in result.leaves()]
+        self._leaves = [(leaf, raw_gradient(leaf), leaf.requires_grad) for leaf in result.leaves()]
         self._seen = dict(result.tensors)
         self._counts = metrics.counters()
         self._pending = len(runtime.PENDING)
@@ -88,7 +88,7 @@ class StandIns:
         for storage, value, annotation in reversed(self._memory):
             storage.value, storage.annotation = value, annotation
         for holder, values in self._before:
-            holder.put_back(values)
+            holder.restore(values)
         for own, values in self._own:
             _refill(own, values)
         for optimizer, states in self._states:
@@ -97,7 +97,7 @@ class StandIns:
                 _refill(state, values)
                 optimizer.state[parameter] = state
         for tensor, gradient, requires_grad in self._leaves:
-            if held(tensor) is not gradient:
+            if raw_gradient(tensor) is not gradient:
                 tensor.grad = gradient
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
@@ -115,7 +115,7 @@ class StandIns:
         """Let Python hold what it held when the context was entered, stand-ins in their places."""
         for holder, values in self._before:
             if not _is_state(holder, self._states):
-                holder.put_back([self.of(value) for value in values])
+                holder.restore([self.of(value) for value in values])
 
     def of(self, value: Any) -> Any:
         """What stands for a tensor, in a tuple too; any other value itself."""
@@ -181,7 +181,7 @@ class StandIns:
             self.tensors[id(tensor)] = tensor
         else:
             self.tensors[id(tensor)] = self.made(tensor, named)
-        gradient = held(tensor) if tensor.is_leaf else None
+        gradient = raw_gradient(tensor) if tensor.is_leaf else None
         if gradient is None or is_dropped(gradient):
             return
         named = Named(f"grad.{named.name}", "optimizer", named.layout, named.name)
@@ -246,7 +246,7 @@ def _is_counter(value: torch.Tensor) -> bool:
 
 
 def _is_state(holder: Any, states: list[Any]) -> bool:
-    return any(holder.thing is state.state for state, _ in states)
+    return any(holder.base is state.state for state, _ in states)
 
 
 def _refill(own: dict[Any, Any], values: Mapping[Any, Any]) -> None:

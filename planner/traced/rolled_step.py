@@ -14,9 +14,10 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
+from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.repeats.rolled_program import Stack, rolled
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
-from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep, stacked_layout
+from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 
 
 def rolled_step(
@@ -94,7 +95,7 @@ def _input(step: TracedStep, stack: Stack, name: str, names: dict[str, str]) -> 
         first,
         name=name,
         shape=(len(stack.numbers), *first.shape),
-        sharding=stacked_layout(first.sharding),
+        sharding=stacked_sharding(first.sharding),
         follows=None if first.follows is None else names.get(first.follows, first.follows),
         layers=tuple([step.inputs[index].name for index in stack.numbers]),
     )
@@ -117,7 +118,9 @@ def _results(
         layouts: list[Any] = [member.sharding for member in members]
         layout = layouts[0] if all(layout == layouts[0] for layout in layouts) else None
         name = _pattern([member.name for member in members]) if index is None else names[index]
-        results.append(StepResult(name, index, None if layout is None else stacked_layout(layout)))
+        results.append(
+            StepResult(name, index, None if layout is None else stacked_sharding(layout))
+        )
     return tuple(results)
 
 

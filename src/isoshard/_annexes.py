@@ -2,8 +2,6 @@
 
 from .core import extensions
 
-
-
 PROVIDED = {
     "attend_in_blocks": "isoshard.domain.attention.uneven_attention:attend_in_blocks",
     "block_avg_pool": "isoshard.domain:avg_pool",

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import jax
 import numpy as np
 import pytest
-import re
-import sys
+from jax import export
+from jax.experimental import pallas as pl
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
 from isoshard.core.runtime.hlo_text import parsed
-from isoshard.core.traced.traced_step import StepInput
-from isoshard.core.traced.traced_step import StepResult
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.exporting import exported
 from isoshard.planner.programs.hlo_costs import costs_of
-from isoshard.planner.programs.targets import CompilerMissingError
-from isoshard.planner.programs.targets import PlanningError
+from isoshard.planner.programs.targets import CompilerMissingError, PlanningError
 from isoshard.planner.propagation.trace_depth import by_tracing
-from jax import export
-from jax.experimental import pallas as pl
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 from tests.planner.programs.sample_steps import layers
-
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
 

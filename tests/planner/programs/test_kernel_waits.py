@@ -7,7 +7,6 @@ from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.collective_combining import waits
 from isoshard.planner.programs.device_ops import device_ops
 
-
 MESH = topology("h100:1x8").mesh((8,), ("data",))
 
 SUM = """

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
+
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.compiling import by_partitioner
 from isoshard.planner.programs.hlo_liveness import liveness
-from isoshard.planner.programs.target_schedule import SAVED
-from isoshard.planner.programs.target_schedule import in_target_order
-from isoshard.planner.programs.target_schedule import target_liveness
+from isoshard.planner.programs.target_schedule import SAVED, in_target_order, target_liveness
 from tests.planner.programs.sample_steps import layers
-
 
 BIG = 1024 * 1024 * 4
 

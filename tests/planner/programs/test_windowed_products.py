@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import collections
+
 import pytest
+
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.device_ops import device_ops
-from isoshard.planner.programs.device_ops import total
-from isoshard.planner.programs.windowed_products import multiplied_by_parts
-from isoshard.planner.programs.windowed_products import windowed_products
+from isoshard.planner.programs.device_ops import device_ops, total
+from isoshard.planner.programs.windowed_products import multiplied_by_parts, windowed_products
 from tests.planner.programs.test_recorded_programs import read
-
 
 LINE = 'metadata={op_name="line:a.py:1 (f)/dot"}'
 GATHERED = """

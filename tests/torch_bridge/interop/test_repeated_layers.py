@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import collections
-import isoshard as iso
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from isoshard import P
-from isoshard import metrics
+from torch import nn
+from torch.nn import functional as F
+
+import isoshard as iso
+from isoshard import P, metrics
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.core.runtime.jaxprs import equations
 from isoshard.planner.programs.device_ops import device_ops
 from isoshard.planner.programs.hlo_liveness import liveness
 from tests.planner.torch_steps.steps import llama
-from torch import nn
-from torch.nn import functional as F
-
 
 WIDTH = 8
 X = jnp.linspace(-1.0, 1.0, 4 * WIDTH).reshape(4, WIDTH)

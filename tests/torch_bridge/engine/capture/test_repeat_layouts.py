@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-import isoshard as iso
-import isoshard.torch_bridge as xs
+
 import jax
 import pytest
 import torch
-from isoshard import Plan
-from isoshard import metrics
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import Plan, metrics
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.programs.compiling import peak_of
 from isoshard.planner.programs.device_ops import device_ops
@@ -19,7 +20,6 @@ from isoshard.torch_bridge.recompute import checkpoint_module
 from tests.jax_faults import OF_JAX_9
 from tests.torch_bridge.autograd.test_recomputed_parameters import Block
 from tools.harness.xla_flags import without_mlir
-
 
 LAYERS, WIDTH, WORDS = 3, 64, 256
 BATCH = Plan.batch_activations("data")
