@@ -136,13 +136,13 @@ def test_rows_that_do_not_divide(mesh):
     step, state = step_of(Seen(), mesh, ROWS, donate=False)
     x = np.ones((7, 4), np.float32)
     message = (
-        r"a batch does not split evenly: batch.x has 7 rows for 2 parts\. "
+        r"a batch does not split evenly: batch.x has 7 rows for 2 shards\. "
         r"Choose a batch size that does.*multiple.*uneven=\"pad\""
         r".*iso.data.loader\(.., last=\"pad\", mask=\"real\"\)"
     )
     with pytest.raises(iso.UnevenError, match=message):
         step(state, {"x": x, "y": np.ones(8, np.float32)})
-    with pytest.raises(iso.UnevenError, match=r"batch\.1 has 7 rows for 2 parts"):
+    with pytest.raises(iso.UnevenError, match=r"batch\.1 has 7 rows for 2 shards"):
         step(state, np.ones((8, 4), np.float32), x)
     with pytest.raises(iso.UnevenError, match="batch has 7 rows"):
         step(state, jnp.asarray(x))
