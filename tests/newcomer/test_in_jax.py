@@ -284,7 +284,7 @@ MISTAKES = [
     (iso.PlanError, lambda at: Plan({"weight", "bias"}),
      "rules are a mapping, or pairs, of name patterns and specs", "Plan({'*': P('x',)})"),
     (iso.PlanError, lambda at: Plan({"re:a.(": P("x")}),
-     "'re:a.(' is no regular expression", "names, globs or 're:..'"),
+     "'re:a.(' is not a regular expression", "names, globs or 're:..'"),
     (iso.PlanError, lambda at: Plan({"re:(a+)+b": P("x")}), "could take forever", "write a glob"),
     (iso.PlanError, lambda at: Plan([("w", P("x")), ("w", P("y"))]),
      "'w' is repeated", "patterns of a plan are names, globs"),
