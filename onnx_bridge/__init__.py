@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
     if error.name != "onnx":
         raise
     raise ModuleNotFoundError(
-        f"onnx is not installed here; get it with {install_command('onnx')}", name="onnx"
+        f"onnx is not installed; get it with {install_command('onnx')}", name="onnx"
     ) from None
 
 from isoshard.core.frameworks import register

@@ -171,7 +171,7 @@ class Placer:
             )
         if self.mask is not None and self.mask in batch:
             raise ShardingError(
-                f"{self.name}: it already has an entry {self.mask!r}; pass another mask="
+                f"{self.name}: it already has an entry {self.mask!r}; pass another mask"
             )
         assign_specs(leaves, structure, self.mesh, self.spec, self.name)
         return leaves, structure

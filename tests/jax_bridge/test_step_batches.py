@@ -1,16 +1,19 @@
 """Batches of a training step lie as the `inputs` of its plan say, whatever they were before."""
 
+import isoshard as iso
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
-
-import isoshard as iso
 from isoshard.jax_bridge import train_step
+from jax.sharding import PartitionSpec as P
 from tests.jax_bridge.compiling import counting
-from tests.jax_bridge.models import AUTO, EXPLICIT, mesh_of
+from tests.jax_bridge.models import AUTO
+from tests.jax_bridge.models import EXPLICIT
+from tests.jax_bridge.models import mesh_of
+
+
 
 ROWS = iso.Plan({"*": None}, inputs=P("data"))
 BY_NAME = iso.Plan({"*": None}, inputs={"tokens": P("data", "model"), "*": None})
@@ -136,13 +139,13 @@ def test_rows_that_do_not_divide(mesh):
     step, state = step_of(Seen(), mesh, ROWS, donate=False)
     x = np.ones((7, 4), np.float32)
     message = (
-        r"a batch does not split evenly: batch.x has 7 rows for 2 parts\. "
+        r"a batch does not split evenly: batch.x has 7 rows for 2 shards\. "
         r"Choose a batch size that does.*multiple.*uneven=\"pad\""
         r".*iso.data.loader\(.., last=\"pad\", mask=\"real\"\)"
     )
     with pytest.raises(iso.errors.UnevenError, match=message):
         step(state, {"x": x, "y": np.ones(8, np.float32)})
-    with pytest.raises(iso.errors.UnevenError, match=r"batch\.1 has 7 rows for 2 parts"):
+    with pytest.raises(iso.errors.UnevenError, match=r"batch\.1 has 7 rows for 2 shards"):
         step(state, np.ones((8, 4), np.float32), x)
     with pytest.raises(iso.errors.UnevenError, match="batch has 7 rows"):
         step(state, jnp.asarray(x))

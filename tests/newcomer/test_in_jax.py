@@ -2,28 +2,33 @@
 
 import contextlib
 import io
-import tempfile
-
+import isoshard as iso
+import isoshard.torch_bridge
+import isoshard.torch_bridge as xs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
 import optax
 import pytest
+import tempfile
 import torch
-from flax import linen, nnx
-from onnx import parser
-
-import isoshard as iso
-import isoshard.torch_bridge
-import isoshard.torch_bridge as xs
-from isoshard import P, Plan, weights
+from flax import linen
+from flax import nnx
+from isoshard import P
+from isoshard import Plan
+from isoshard import weights
 from isoshard.cli import main
 from isoshard.core.plan import UnusedRuleWarning
-from isoshard.jax_bridge import create_opt_state, create_optimizer, train_step
+from isoshard.jax_bridge import create_opt_state
+from isoshard.jax_bridge import create_optimizer
+from isoshard.jax_bridge import train_step
 from isoshard.planner import topology
+from onnx import parser
+from tests.newcomer.mistakes import Desk
+from tests.newcomer.mistakes import told
 
-from .mistakes import Desk, told
+
 
 ROWS = np.ones((8, 4), np.float32)
 
@@ -286,8 +291,8 @@ MISTAKES = [
     (iso.PlanError, lambda at: Plan({"weight", "bias"}),
      "rules are a mapping, or pairs, of name patterns and specs", "Plan({'*': P('x',)})"),
     (iso.PlanError, lambda at: Plan({"re:a.(": P("x")}),
-     "'re:a.(' is no regular expression", "names, globs or 're:..'"),
-    (iso.PlanError, lambda at: Plan({"re:(a+)+b": P("x")}), "could take for ever", "write a glob"),
+     "'re:a.(' is not a regular expression", "names, globs or 're:..'"),
+    (iso.PlanError, lambda at: Plan({"re:(a+)+b": P("x")}), "could take forever", "write a glob"),
     (iso.PlanError, lambda at: Plan([("w", P("x")), ("w", P("y"))]),
      "'w' is repeated", "patterns of a plan are names, globs"),
     (iso.PlanError, lambda at: Plan({"w": ("embed",)}, axes={"mlp": "x"}).resolve({"w": (8, 8)},
@@ -295,7 +300,7 @@ MISTAKES = [
      "w: 'embed' is neither a logical axis of the plan ('mlp') nor a mesh axis ('x', 'y')",
      "add it to axes"),
     (iso.PlanError, lambda at: Plan({"*": None}).for_inputs(),
-     "says nothing of inputs", "Plan(.., inputs=P(..))"),
+     "has no rule for inputs", "Plan(.., inputs=P(..))"),
     (iso.PlanError, lambda at: Plan.from_hf_tp_plan(linear()),
      "carries no tensor-parallel plan", "Plan.tensor_parallel(axis"),
     (iso.PlanError, lambda at: Plan.from_hf_tp_plan({"layers.*.q": "colwize"}),
@@ -350,7 +355,7 @@ MISTAKES = [
     (ValueError, lambda at: list(iso.data.loader([ROWS], at.mesh, P("x"), prefetch=-1)),
      "prefetch", "-1"),
     (TypeError, lambda at: iso.domain.halo_exchange(ROWS, 1, 0),
-     "halo_exchange takes a jax.Array or an UnevenArray, given was ndarray",
+     "halo_exchange takes a jax.Array or an UnevenArray, got ndarray",
      "iso.shard(x, mesh, spec)"),
     (iso.ShardingError, lambda at: iso.domain.halo_exchange(iso.shard(ROWS, at.mesh, P("x")), 1, 5),
      "halo_exchange", "axis 5"),
@@ -373,7 +378,7 @@ MISTAKES = [
      "a DTensor has one per process", "iso.to_torch(array)"),
     (iso.errors.DistributedError, torchrun_half_set,
      "MASTER_ADDR is not set", "Start the script with torchrun"),
-    (TypeError, lambda at: iso.local_shards(ROWS), "given was ndarray", "iso.shard(x, mesh, spec)"),
+    (TypeError, lambda at: iso.local_shards(ROWS), "not a ndarray", "iso.shard(x, mesh, spec)"),
     (iso.errors.UnevenError, lambda at: iso.from_local(ROWS, at.mesh, P("x"), shape=(9, 4)),
      "shape (9, 4) does not split evenly", "Pad it to 10"),
     (FileExistsError, a_compilation_cache_that_is_a_file, "File exists", "cache"),

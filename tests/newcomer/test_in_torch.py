@@ -151,7 +151,7 @@ MISTAKES = [
     (xs.CaptureError, a_step_that_branches_on_a_value, "test_in_torch.py", "torch.where"),
     (xs.CaptureError, a_step_that_lets_a_tensor_out, "test_in_torch.py", "return"),
     (xs.CaptureError, the_tensor_that_a_step_let_out,
-     "made in a call of a compiled step that was refused", "Return it from the step"),
+     "computed in a call of a compiled step that raised", "Return it from the step"),
     (xs.CaptureError, a_step_that_moves_a_tensor_from_the_cpu, "test_in_torch.py", "argument"),
     (TypeError, lambda at: xs.compile(ones(3)), "xs.compile", "function"),
     (xs.CaptureError, a_backward_outside_of_the_step,

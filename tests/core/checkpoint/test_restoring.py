@@ -53,7 +53,7 @@ def test_meshes_and_plans(saved):
         only(saved, like, mesh=iso.make_mesh((8,), ("z",)))
     with pytest.raises(ShardingError, match=r"w.* 7 shards|w: .*7"):
         only(saved, like, mesh=iso.make_mesh((7,), ("x",), devices=jax.devices()[:7]), plan=P("x"))
-    with pytest.raises(ShardingError, match=r"give one: iso\.restore\(path, like, mesh=mesh, pl"):
+    with pytest.raises(ShardingError, match=r"pass one: iso\.restore\(path, like, mesh=mesh, pl"):
         only(saved, like, plan=P("x"))
 
 

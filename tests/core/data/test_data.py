@@ -229,7 +229,7 @@ class TestErrors:
             iso.data.loader(3, mesh, P("x"))
         for batch, kind, message in (
             (np.ones(8, np.float32), TypeError, "is a ndarray; let the source give dictionaries"),
-            ({"m": np.ones(8)}, iso.ShardingError, "has an entry 'm' of its own"),
+            ({"m": np.ones(8)}, iso.ShardingError, "already has an entry 'm'"),
         ):
             with pytest.raises(kind, match=message):
                 list(iso.data.loader([batch], mesh, P("x"), last="pad", mask="m"))

@@ -138,7 +138,7 @@ def train(
                 tokens = (step_index + 1 - SETTLING) * settings.batch * _length(model)
                 run.speed = tokens / (seconds - run.startup)
             progress(step_index + 1, run.losses[-1], run.speed)
-    validate(run, model, corpus, settings, place=put, prepare=prepare)
+    validate(run, model, corpus, settings, put=put, prepare=prepare)
     return run
 
 
@@ -148,7 +148,7 @@ def validate(
     corpus: Corpus,
     settings: Settings,
     *,
-    place: Callable[[torch.Tensor], torch.Tensor],
+    put: Callable[[torch.Tensor], torch.Tensor],
     prepare: Callable[[Step], Step],
 ) -> None:
     """Measure loss and speed on the validation text, into `run`."""
@@ -156,7 +156,7 @@ def validate(
     evaluate = prepare(no_grad_loss)
 
     def loss(*batch: np.ndarray) -> float:
-        return float(evaluate(*(place(torch.from_numpy(array)) for array in batch)))
+        return float(evaluate(*(put(torch.from_numpy(array)) for array in batch)))
 
     run.validation, run.validation_speed = mean_and_speed(
         loss, validation_batches(corpus, settings, _length(model))
@@ -196,7 +196,7 @@ def mean_and_speed(
 
 def on_mesh(mesh: iso.Mesh) -> dict[str, Callable]:
     """What `train` needs to train on a mesh."""
-    return {"place": lambda tensor: iso.shard(tensor, mesh, BATCH), "prepare": xs.compile}
+    return {"put": lambda tensor: iso.shard(tensor, mesh, BATCH), "prepare": xs.compile}
 
 
 def schedule(steps: int) -> Callable[[int], float]:
