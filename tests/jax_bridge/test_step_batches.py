@@ -1,19 +1,16 @@
 """Batches of a training step lie as the `inputs` of its plan say, whatever they were before."""
 
-import isoshard as iso
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from isoshard.jax_bridge import train_step
 from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+from isoshard.jax_bridge import train_step
 from tests.jax_bridge.compiling import counting
-from tests.jax_bridge.models import AUTO
-from tests.jax_bridge.models import EXPLICIT
-from tests.jax_bridge.models import mesh_of
-
-
+from tests.jax_bridge.models import AUTO, EXPLICIT, mesh_of
 
 ROWS = iso.Plan({"*": None}, inputs=P("data"))
 BY_NAME = iso.Plan({"*": None}, inputs={"tokens": P("data", "model"), "*": None})

@@ -2,33 +2,27 @@
 
 import contextlib
 import io
-import isoshard as iso
-import isoshard.torch_bridge
-import isoshard.torch_bridge as xs
+import tempfile
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
 import optax
 import pytest
-import tempfile
 import torch
-from flax import linen
-from flax import nnx
-from isoshard import P
-from isoshard import Plan
-from isoshard import weights
+from flax import linen, nnx
+from onnx import parser
+
+import isoshard as iso
+import isoshard.torch_bridge
+import isoshard.torch_bridge as xs
+from isoshard import P, Plan, weights
 from isoshard.cli import main
 from isoshard.core.plan import UnusedRuleWarning
-from isoshard.jax_bridge import create_opt_state
-from isoshard.jax_bridge import create_optimizer
-from isoshard.jax_bridge import train_step
+from isoshard.jax_bridge import create_opt_state, create_optimizer, train_step
 from isoshard.planner import topology
-from onnx import parser
-from tests.newcomer.mistakes import Desk
-from tests.newcomer.mistakes import told
-
-
+from tests.newcomer.mistakes import Desk, told
 
 ROWS = np.ones((8, 4), np.float32)
 
