@@ -12,17 +12,19 @@ UnevenArray(float32[6] in float32[12], axis 0 in blocks of 3: 1, 2, 0, 3 valid; 
 if __name__ != "isoshard.domain":
     raise ImportError(f"import isoshard.domain, not {__name__}: pip install -e . first")
 
-from isoshard.core.blocks.block_layout import (
+from isoshard.core.kit import (
     BlockLayout,
+    in_blocks,
     lay_in_blocks,
     lay_out_in_blocks,
+    lift,
+    pack,
+    repack,
+    ring,
+    scatter_tensor,
+    unpack,
     without_padding,
 )
-from isoshard.core.blocks.packing import pack, repack, unpack
-from isoshard.core.blocks.ring import ring
-from isoshard.core.blocks.scattering import scatter_tensor
-from isoshard.core.lifting.in_blocks import in_blocks
-from isoshard.core.lifting.lifting import lift
 
 from .attention import ring_attention, ulysses_attention, unzigzag, zigzag
 from .fourier.fft import fft, ifft, irfft, rfft

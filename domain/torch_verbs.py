@@ -24,22 +24,29 @@ import jax.numpy as jnp
 import torch
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.blocks.any_mesh import any_mesh
-from isoshard.core.blocks.array_layout import ArrayLayout
-from isoshard.core.blocks.block_layout import BlockLayout, lay_in_blocks
-from isoshard.core.blocks.interpreting import trace
-from isoshard.core.blocks.known_shardings import known_sharding_of, recorded_shardings
-from isoshard.core.blocks.packing import pack, unpack
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto, is_typed, on_mesh
-from isoshard.core.layout.uneven import is_uneven, padded_of
-from isoshard.core.lifting.in_blocks import in_blocks
-from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
-from isoshard.core.runtime.caches import PROGRAMS, Bounded
-from isoshard.core.transfer.exchange import to_torch
-from isoshard.torch_bridge.common.dtypes import physical_dtype
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction
-from isoshard.torch_bridge.layout import marks
+from isoshard.core.kit import (
+    PROGRAMS,
+    ArrayLayout,
+    BlockLayout,
+    Bounded,
+    ShardingError,
+    any_mesh,
+    auto,
+    in_blocks,
+    is_typed,
+    is_uneven,
+    jaxpr_as_fun,
+    known_sharding_of,
+    lay_in_blocks,
+    on_mesh,
+    pack,
+    padded_of,
+    recorded_shardings,
+    to_torch,
+    trace,
+    unpack,
+)
+from isoshard.torch_bridge.kit import TorchFunction, marks, physical_dtype
 
 from .torch_handlers.operand_layouts import layout_on, read_layouts, typed_mesh
 

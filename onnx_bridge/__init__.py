@@ -29,7 +29,7 @@ if not __name__.startswith("isoshard."):
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from isoshard.core.installation import install_command
+from isoshard.core.kit import install_command
 
 try:
     import onnx as _onnx  # noqa: F401 (asked for here, so that its absence is told once and well)
@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:
         f"onnx is not installed; get it with {install_command('onnx')}", name="onnx"
     ) from None
 
-from isoshard.core.frameworks import register
+from isoshard.core.kit import register
 
 from .annotating import annotate
 from .checking import Finding, validate

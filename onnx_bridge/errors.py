@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isoshard.core.errors import CodedError, CodedWarning, ShardingError
+from isoshard.core.kit import CodedError, CodedWarning, ShardingError
 
 
 class AnnotationError(ShardingError, code="ISO007"):

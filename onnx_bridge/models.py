@@ -27,11 +27,7 @@ import onnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import no_sharing
-from isoshard.core.frameworks import Framework
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import Framework, TracedStep, mesh_of, named_sharding, no_sharing
 
 from .annotating import annotate
 from .planning import traced_onnx_step

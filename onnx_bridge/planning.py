@@ -27,9 +27,7 @@ import jax
 import onnx
 from jax.sharding import Mesh
 
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.traced.jax_steps import traced_jax_step
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import TracedStep, auto, traced_jax_step
 
 from .annotating import annotate
 from .errors import ModelError

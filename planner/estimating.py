@@ -25,10 +25,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import ShardingError, TracedStep, as_mesh, human_bytes
 
 from .costs.collective_times import seconds
 from .costs.device_program import DeviceProgram

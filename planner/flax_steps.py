@@ -42,20 +42,25 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh
 
-from isoshard.core.layout.leaf_paths import path_name
-from isoshard.core.plan.model_leaves import names_of
-from isoshard.core.traced.jax_steps import traced_jax_step
-from isoshard.core.traced.traced_step import Role, TracedStep
-from isoshard.jax_bridge.activations import constrain_activations, plan_speaks
-from isoshard.jax_bridge.call_classes import called_by, of_classes
-from isoshard.jax_bridge.graphs import is_nnx, is_random_state, is_variable, join, split
-from isoshard.jax_bridge.layout import named_boxes
-from isoshard.jax_bridge.trained_and_rest import join_parts
+from isoshard.core.kit import Role, TracedStep, names_of, path_name, traced_jax_step
+from isoshard.jax_bridge.kit import (
+    called_by,
+    constrain_activations,
+    is_nnx,
+    is_random_state,
+    is_variable,
+    join,
+    join_parts,
+    named_boxes,
+    of_classes,
+    plan_speaks,
+    split,
+)
 
 from .output_marks import marked_gradients, with_marks, with_output_mark
 
 if TYPE_CHECKING:
-    from isoshard.jax_bridge.training import TrainState
+    from isoshard.jax_bridge.kit import TrainState
 
 
 def traced_flax_step(

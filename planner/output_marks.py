@@ -24,9 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from isoshard.core.runtime._jax_internals.primitive_rules import Zero
-from isoshard.core.runtime.primitives import new_primitive
-from isoshard.core.traced.traced_step import GRADIENT, MODULE
+from isoshard.core.kit import GRADIENT, MODULE, Zero, new_primitive
 
 
 @dataclasses.dataclass(eq=False)

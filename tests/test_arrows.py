@@ -30,24 +30,25 @@ class Room:
 
 EVERYONE = ("jax", "numpy", "rich")
 _HEART = tuple(f"isoshard.{name}" for name in HEART)
-COMMANDS = ("isoshard.core", "isoshard.cli", "isoshard")
+_KITS = tuple(f"{name}.kit" for name in _HEART)
+COMMANDS = (*_KITS, "isoshard.cli", "isoshard")
 ROOMS = [
     Room("core", (), (*EVERYONE, "tensorstore", "orbax")),  # these two by `core/checkpoint` alone
     Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax")),
     Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec", "transformers")),
     Room("planner/cli", ("isoshard.planner", *COMMANDS), (*EVERYONE, "torch", "transformers")),
-    Room("planner", _HEART, (*EVERYONE, "torch", "flax", "optax", "libtpu")),
-    Room("domain", ("isoshard.core", "isoshard.torch_bridge"), (*EVERYONE, "torch")),
+    Room("planner", _KITS, (*EVERYONE, "torch", "flax", "optax", "libtpu")),
+    Room("domain", _KITS, (*EVERYONE, "torch")),
     Room("onnx_bridge/cli", ("isoshard.onnx_bridge", *COMMANDS), (*EVERYONE, "onnx")),
     Room(
         "onnx_bridge",
-        ("isoshard.core",),
+        _KITS,
         (*EVERYONE, "onnx", "google.protobuf", "torch", "jax2onnx"),
     ),
     Room("torch_xla_bridge/cli", ("isoshard.torch_xla_bridge", *COMMANDS), EVERYONE),
     Room(
         "torch_xla_bridge",
-        ("isoshard.core", "isoshard.torch_bridge"),
+        _KITS,
         (*EVERYONE, "torch", "torch_xla", "fsspec"),
     ),
     Room(
@@ -142,6 +143,10 @@ def test_the_facade_loads_no_bridge_when_it_is_imported():
         ("from isoshard import torch_bridge", "isoshard.core", "core", "isoshard.torch_bridge"),
         ("from ..torch_bridge import spmd", "isoshard.core", "core", "isoshard.torch_bridge.spmd"),
         ("from isoshard.jax_bridge import x", "isoshard.torch_bridge", "torch_bridge", "no place"),
+        ("from isoshard.planner import x", "isoshard.core", "core", "isoshard.planner.x"),
+        ("from isoshard.domain import x", "isoshard.torch_bridge", "torch_bridge", "no place"),
+        ("from isoshard.domain import x", "isoshard.planner", "planner", "no place in planner"),
+        ("from isoshard.core.plan import x", "isoshard.planner", "planner", "isoshard.core.plan"),
         ("import isoshard", "isoshard.torch_bridge", "torch_bridge", "isoshard has no place"),
         ("from ...core import x", "isoshard.torch_bridge.engine", "torch_bridge", "absolute name"),
         ("import importlib\nimportlib.import_module('torch')", "isoshard.core", "core", "torch"),
@@ -157,6 +162,7 @@ def test_a_wrong_import_is_found(source, package, folder, found):
     [
         ("from __future__ import annotations\nimport jax.numpy as jnp", "isoshard.core", "core"),
         ("from .mesh import Mesh\nfrom . import spec", "isoshard.core", "core"),
+        ("from isoshard.core.kit import Plan", "isoshard.planner", "planner"),
         ("from ..dtypes import x", "isoshard.torch_bridge.engine", "torch_bridge"),
         (
             "from isoshard.core.layout.mesh import x\nimport torch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from isoshard.core.installation import ANNEXES, HEART
+from tests import dialect
 from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,10 +82,10 @@ def _module(path: Path) -> str:
 FILES = {_module(path): path for house in HOUSES for path in sorted((ROOT / house).rglob("*.py"))}
 
 
-def _ours(house: str) -> Iterator[tuple[str, Path]]:
+def _ours(house: str, *, others: bool = False) -> Iterator[tuple[str, Path]]:
     for name, path in FILES.items():
         relative = path.relative_to(ROOT).as_posix()
-        if relative.startswith(f"{house}/") and not relative.startswith(OF_OTHERS):
+        if relative.startswith(f"{house}/") and (others or not relative.startswith(OF_OTHERS)):
             yield name, path
 
 
@@ -211,7 +213,7 @@ def test_rooms_import_one_way(folder):
     rooms = ROOMS[folder]
     prefix = f"isoshard.{folder.replace('/', '.')}."
     there = {path.name.removesuffix(".py") for path in (ROOT / folder).iterdir()} - {"__pycache__"}
-    assert there - {"__init__", "README.md"} == set(rooms)
+    assert there - {"__init__", "README.md", "kit", "kit.pyi", "lazy_names"} == set(rooms)
     wrong = []
     for name in graph():
         for other in graph()[name] | late()[name]:
@@ -220,6 +222,27 @@ def test_rooms_import_one_way(folder):
                 if rooms.index(above) > rooms.index(here):
                     wrong.append(f"{name} imports {other}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("house", HEART)
+def test_a_kit_lists_what_annexes_use(house):
+    stub = ast.parse((ROOT / house / "kit.pyi").read_text())
+    listed = [alias.asname for node in stub.body[1:] for alias in node.names]
+    kit = f"isoshard.{house}.kit"
+    used = {
+        alias.name
+        for annex in ANNEXES
+        for name, _ in _ours(annex, others=True)
+        for node in ast.walk(trees()[name])
+        if isinstance(node, ast.ImportFrom) and node.module == kit
+        for alias in node.names
+    }
+    assert sorted(listed) == sorted({*listed}), "a name is listed twice"
+    assert {*listed} == used
+    module = importlib.import_module(kit)
+    assert [name for name in listed if getattr(module, name, None) is None] == []
+    with pytest.raises(AttributeError, match=f"{kit} lists no 'nothing'"):
+        module.nothing  # noqa: B018  (the reading is what raises)
 
 
 def test_no_module_imports_itself_by_way_of_others():
@@ -315,6 +338,57 @@ def test_names_are_of_the_glossary(house):
             said = [word for word in words if word.lower() in instead]
             wrong += [f"{name}: {one}: say {instead[word.lower()]}" for word in said]
     assert wrong == []
+
+
+ROOMS_TO_RENAME: dict[str, int] = {}
+"""Room -> identifiers that still have a word of the dialect; no room gets a new one."""
+
+
+def _dialect() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for house in HOUSES:
+        for name, path in _ours(house):
+            room = "/".join(path.relative_to(ROOT).with_suffix("").parts[:2])
+            found.setdefault(room, []).extend(
+                f"{path.relative_to(ROOT)}: {one}" for one in dialect.in_identifiers(trees()[name])
+            )
+    return found
+
+
+def test_identifiers_have_the_fields_words():
+    wrong = _dialect()
+    new = {
+        room: names for room, names in wrong.items() if len(names) > ROOMS_TO_RENAME.get(room, 0)
+    }
+    assert new == {}, "say it as JAX or PyTorch do: docs/glossary.md"
+    fewer = {room: len(wrong.get(room, ())) for room in ROOMS_TO_RENAME}
+    assert fewer == ROOMS_TO_RENAME, "lower the numbers of ROOMS_TO_RENAME"
+
+
+def test_messages_have_the_fields_words():
+    wrong = [
+        f"{name}: {one}"
+        for house in HOUSES
+        for name, _ in _ours(house)
+        for one in dialect.in_messages(trees()[name])
+    ]
+    assert wrong == []
+
+
+def test_pages_have_the_fields_words():
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert [one for page in pages for one in dialect.in_page(page)] == []
+
+
+def test_words_are_found():
+    source = "class Laid:\n    def told(self, one):\n        self.held = found = one"
+    found = dialect.in_identifiers(ast.parse(source))
+    assert [one.partition(": ")[2] for one in found] == ["Laid", "told", "one", "held", "found"]
+    raised = "raise ValueError(f'{x} lies on no mesh; lay it out')"
+    assert [one.partition(": ")[2] for one in dialect.in_messages(ast.parse(raised))] == [
+        "lies on",
+        "lay it out",
+    ]
 
 
 def test_the_answers_of_the_page_are_there():

@@ -22,9 +22,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from isoshard.core.layout.virtual_devices import simulate_devices
-from isoshard.torch_bridge.distributed import parallel_hook
-from isoshard.torch_bridge.overrides import autocast
+from isoshard.core.kit import simulate_devices
+from isoshard.torch_bridge.kit import autocast, parallel_hook
 
 from . import xla_alias
 from .export import saved_graphs

@@ -23,16 +23,20 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals import OpOverload, device_slot
-from isoshard.torch_bridge._torch_internals.traced import NEW_FAKE
-from isoshard.torch_bridge._torch_internals.undocumented import SET_AUTOCAST_DTYPE
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.common.after_import import after_import
-from isoshard.torch_bridge.device import device
-from isoshard.torch_bridge.engine.operators import dispatch, global_tensors
-from isoshard.torch_bridge.engine.operators.call_template import WELCOMING
-from isoshard.torch_bridge.layout.marks import ShardingType
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+from isoshard.torch_bridge.kit import (
+    NEW_FAKE,
+    SET_AUTOCAST_DTYPE,
+    WELCOMING,
+    OpOverload,
+    ShardingType,
+    XLAShardedTensor,
+    after_import,
+    device,
+    device_slot,
+    dispatch,
+    global_tensors,
+    naming,
+)
 
 _DEVICE = torch.device("xla", 0)
 _done = False

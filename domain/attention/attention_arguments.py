@@ -11,13 +11,23 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
-from isoshard.core.errors import ShardingError, SpecError, UnevenError
-from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.mesh import as_mesh, describe_mesh
-from isoshard.core.layout.spec import axis_names, named_sharding, normalize_spec, same_layout
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.kit import (
+    ShardingError,
+    SpecError,
+    UnevenArray,
+    UnevenError,
+    as_mesh,
+    describe_mesh,
+    entries_of,
+    named_sharding,
+    normalize_spec,
+    padded_of,
+    record_sharding,
+    same_grid,
+    same_layout,
+    sharding_of,
+)
+from isoshard.core.kit import spec_axis_names as axis_names
 
 from .setup import Axes, Extras, Setup, count
 

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.kit import entries_of
+from isoshard.core.kit import spec_axis_names as axis_names
 
 from .setup import Axes, count
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from isoshard.core.nn.dot_product_attention import products
+from isoshard.core.kit import products
 
 from .ring_passes import backward, forward
 from .setup import Axes, Extras, Setup

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.nn.dot_product_attention import finite, wide
-from isoshard.core.nn.dropout import key_of
+from isoshard.core.kit import dot_product_attention_wide as wide
+from isoshard.core.kit import finite, key_of
 
 from . import ring_passes
 from .attention_axes import AttentionAxes, fold, fold_mask, heads_of

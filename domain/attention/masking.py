@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.nn.dropout import keep
+from isoshard.core.kit import keep
 
 from .setup import Extras, Setup
 

@@ -34,9 +34,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.layout.custom_partitioning import Rule, partitioned
-from isoshard.core.nn.dot_product_attention import attend, gradients, products, summed_to
-from isoshard.core.nn.dropout import gains
+from isoshard.core.kit import Rule, attend, gains, gradients, partitioned, products, summed_to
 
 from .attention_axes import attention_axes
 from .local_attention import LocalAttention

@@ -28,9 +28,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import Mesh
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.kit import ShardingError, UnevenArray, any_framework
 
 from . import attention_arguments
 from .attention_arguments import AttentionArguments, AxisLike

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.blocks.ring import permute_blocks
-from isoshard.core.nn.dot_product_attention import wide
+from isoshard.core.kit import dot_product_attention_wide as wide
+from isoshard.core.kit import permute_blocks
 
 from . import tiled
 from .masking import Visibility, spans

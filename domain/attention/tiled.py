@@ -18,8 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.nn.dot_product_attention import finite, masked, wide
-from isoshard.core.nn.dropout import dropped
+from isoshard.core.kit import dot_product_attention_wide as wide
+from isoshard.core.kit import dropped, finite, masked
 
 from .masking import Span, Visibility, span, spans
 

@@ -29,8 +29,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.kit import UnevenArray, any_framework
 
 from . import attention_arguments
 from .attention_arguments import AxisLike

@@ -27,11 +27,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.splits import AxisSplit, pack_axis
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.nn.dropout import key_of
+from isoshard.core.kit import AxisSplit, UnevenArray, entries_of, key_of, pack_axis
+from isoshard.core.kit import spec_axis_names as axis_names
 
 from .attention_axes import fold, fold_mask
 from .attention_vjp import attention, gradients

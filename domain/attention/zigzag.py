@@ -29,12 +29,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
-from isoshard.core.blocks.ring import permute_blocks
-from isoshard.core.errors import SpecError, UnevenError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.spec_entries import axis_names, entries_of
+from isoshard.core.kit import (
+    SpecError,
+    UnevenError,
+    any_framework,
+    as_mesh,
+    entries_of,
+    permute_blocks,
+    record_sharding,
+    sharding_of,
+)
+from isoshard.core.kit import spec_entries_axis_names as axis_names
 
 from .attention_arguments import axes_of
 from .setup import count

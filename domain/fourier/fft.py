@@ -30,12 +30,16 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.lifting.lifting import lift
-from isoshard.core.runtime.caches import PROGRAMS, cached
+from isoshard.core.kit import (
+    PROGRAMS,
+    UnevenArray,
+    any_framework,
+    cached,
+    entries_of,
+    lift,
+    record_sharding,
+    sharding_of,
+)
 from isoshard.domain.windows.window_arguments import ArgumentErrors, is_integer
 
 from .fourier_primitive import transform

@@ -19,9 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from isoshard.core.layout import custom_partitioning
-from isoshard.core.runtime._jax_internals.primitive_rules import ShapedArray
-from isoshard.core.runtime.primitives import new_primitive
+from isoshard.core.kit import ShapedArray, custom_partitioning, new_primitive
 
 from .fourier_split import FourierOp, replicated_transform, split_transform
 

@@ -11,10 +11,7 @@ from typing import Any
 
 from jax.lax import FftType
 
-from isoshard.core.blocks.block_values import Value
-from isoshard.core.blocks.hints import but
-from isoshard.core.blocks.interpreting import pack_like, rule
-from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+from isoshard.core.kit import JaxprEqn, Value, but, pack_like, rule
 
 from .fourier_primitive import transform
 

@@ -29,10 +29,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.layout.custom_partitioning import Rule, partitioned
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.runtime._jax_internals import compilation
+from isoshard.core.kit import Rule, compilation, entries_of, partitioned
+from isoshard.core.kit import spec_axis_names as axis_names
 
 _AT_ONCE = 3  # axes that XLA transforms
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
-from isoshard.core.blocks.array_layout import ArrayLayout
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ArrayLayout, ShardingError
 
 from .handler_arguments import Arguments
 from .handler_shards import Shards

@@ -17,17 +17,24 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.array_layout import ArrayLayout, layout_of
-from isoshard.core.blocks.known_shardings import known_sharding_of
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.mesh import as_mesh, describe_mesh
-from isoshard.core.layout.spec import named_sharding, same_layout
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.caches import cached
-from isoshard.core.runtime.exact_keys import exact
+from isoshard.core.kit import (
+    ArrayLayout,
+    ShardingError,
+    Tracer,
+    UnevenArray,
+    as_mesh,
+    cached,
+    describe_mesh,
+    entries_of,
+    exact,
+    is_uneven,
+    known_sharding_of,
+    layout_of,
+    named_sharding,
+    padded_of,
+    same_grid,
+    same_layout,
+)
 
 Path = tuple[Any, ...]
 

@@ -15,8 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.array_layout import ArrayLayout
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ArrayLayout, ShardingError
 
 from .results import ResultLayout
 from .verbs import Verbs

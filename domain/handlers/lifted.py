@@ -14,9 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.errors import UnevenError
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.lifting.in_blocks import in_blocks
+from isoshard.core.kit import UnevenError, in_blocks, named_sharding
 
 
 def in_lift(

@@ -19,11 +19,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.known_shardings import WithLayout
-from isoshard.core.errors import ShardingError, SpecError
-from isoshard.core.layout.spec import axis_names, normalize_spec
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import Sizes, UnevenArray
+from isoshard.core.kit import (
+    ShardingError,
+    Sizes,
+    SpecError,
+    UnevenArray,
+    WithLayout,
+    entries_of,
+    normalize_spec,
+)
+from isoshard.core.kit import spec_axis_names as axis_names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,11 +28,7 @@ from typing import Any
 
 import jax
 
-from isoshard.core.blocks.any_mesh import any_mesh
-from isoshard.core.blocks.interpreting import recording
-from isoshard.core.blocks.known_shardings import record_shardings
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.kit import ShardingError, any_mesh, as_mesh, record_shardings, recording
 
 from .calling import Handled, Handler, call
 from .handler_arguments import Arguments, read

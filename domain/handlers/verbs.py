@@ -17,10 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from isoshard.core.blocks.extremes import keeping_nan
-from isoshard.core.blocks.ring import permute_blocks, ring
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import describe_mesh
+from isoshard.core.kit import ShardingError, describe_mesh, keeping_nan, permute_blocks, ring
 
 Axes = str | tuple[str, ...]
 

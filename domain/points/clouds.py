@@ -18,10 +18,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.known_shardings import known_sharding_of, sharding_of
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.kit import (
+    ShardingError,
+    UnevenArray,
+    as_mesh,
+    known_sharding_of,
+    padded_of,
+    sharding_of,
+)
 
 from .row_splits import RowSplit, entries, read_rows
 

@@ -31,13 +31,16 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.any_mesh import any_mesh
-from isoshard.core.blocks.known_shardings import sharding_of
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.uneven import UnevenArray, padded_of
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.device_put import shard
+from isoshard.core.kit import (
+    ShardingError,
+    Tracer,
+    UnevenArray,
+    any_framework,
+    any_mesh,
+    padded_of,
+    shard,
+    sharding_of,
+)
 
 from .edges import SortedEdges, sort_edges
 from .row_splits import RowSplit, read_rows

@@ -29,10 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.uneven import padded_of
-from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.kit import ShardingError, Tracer, any_framework, padded_of
 
 from .clouds import read_clouds
 from .nearest import Tile, distance_dtype

@@ -23,18 +23,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.known_shardings import (
+from isoshard.core.kit import (
+    UnevenArray,
     block_sizes,
+    canonical_spec,
+    describe_mesh,
+    entries_of,
     known_sharding_of,
+    padded_of,
+    permute_blocks,
     record_sharding,
+    same_grid,
     sharding_of,
 )
-from isoshard.core.blocks.ring import permute_blocks
-from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec_entries import canonical_spec, entries_of
-from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.kit import spec_axis_names as axis_names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.ring import ring
+from isoshard.core.kit import ring
 
 from .nearest import Candidates, Tile, merge, nearest, no_candidates
 from .row_splits import RowSplit

@@ -3,7 +3,7 @@
 if __name__ != "isoshard.domain.torch_handlers":
     raise ImportError(f"import isoshard.domain.torch_handlers, not {__name__}")
 
-from isoshard.torch_bridge.handlers.handler_registry import Handle, register_function_handler
+from isoshard.torch_bridge.kit import Handle, register_function_handler
 
 from .torch_handler import TorchShards
 

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge.common.argument_types import DTypeLike, PyTree
-from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.core.kit import ShardingError
+from isoshard.torch_bridge.kit import DTypeLike, PyTree, physical_dtype
 
 
 class Expected:

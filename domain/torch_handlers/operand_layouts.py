@@ -15,20 +15,23 @@ from typing import Any
 import torch
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.blocks.array_layout import ArrayLayout
-from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
-from isoshard.core.layout.mesh import describe_mesh, mesh_of
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.runtime.caches import cached
+from isoshard.core.kit import (
+    ArrayLayout,
+    BlockLayout,
+    ShardingError,
+    auto,
+    cached,
+    describe_mesh,
+    entries_of,
+    is_typed,
+    mesh_of,
+    on_mesh,
+    same_grid,
+)
+from isoshard.core.kit import spec_axis_names as axis_names
 from isoshard.domain.handlers.handler_arguments import Path, describe_path, replicated_layout
-from isoshard.torch_bridge.common.argument_types import ArrayLike
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.kit import ArrayLike, layout_numbers, lazy_tensor, marks
+from isoshard.torch_bridge.kit import tape as tapes
 
 KnownLayout = NamedSharding | BlockLayout | None  # None: replicated
 

@@ -12,17 +12,21 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.blocks.ring import same_carry
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ShardingError, same_carry
 from isoshard.domain.handlers.handler_shards import Shards
 from isoshard.domain.handlers.verbs import Axes
-from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
-from isoshard.torch_bridge.common.argument_types import ArrayLike, Leaf, PyTree
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction
-from isoshard.torch_bridge.interop.convert import wrap
-from isoshard.torch_bridge.interop.recorded_function import Take, recorded
-from isoshard.torch_bridge.interop.result_types import Result
-from isoshard.torch_bridge.loops.scanning import scan
+from isoshard.torch_bridge.kit import (
+    ArrayLike,
+    DisableTorchFunctionSubclass,
+    Leaf,
+    PyTree,
+    Result,
+    Take,
+    TorchFunction,
+    recorded,
+    scan,
+    wrap,
+)
 
 
 class TorchShards(Shards):

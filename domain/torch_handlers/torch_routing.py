@@ -14,24 +14,28 @@ import jax
 import torch
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.blocks.array_layout import ArrayLayout
-from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.blocks.interpreting import trace
-from isoshard.core.blocks.known_shardings import record_shardings
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.lifting.in_blocks import in_blocks
-from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
-from isoshard.core.runtime.exact_keys import exact
+from isoshard.core.kit import (
+    ArrayLayout,
+    BlockLayout,
+    ShardingError,
+    UnevenArray,
+    exact,
+    in_blocks,
+    jaxpr_as_fun,
+    record_shardings,
+    trace,
+)
 from isoshard.domain.handlers.calling import Handled, HandlerCall, call, plan
 from isoshard.domain.handlers.handler_arguments import Arguments, Static, paths_of
 from isoshard.domain.handlers.results import Result
-from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
-from isoshard.torch_bridge.common.dtypes import physical_dtype
-from isoshard.torch_bridge.handlers.handler_registry import Entry
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction
-from isoshard.torch_bridge.interop.torch_to_jax import JaxFunction
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.kit import (
+    DisableTorchFunctionSubclass,
+    Entry,
+    JaxFunction,
+    TorchFunction,
+    marks,
+    physical_dtype,
+)
 
 from .expecting import Expected
 from .operand_layouts import layout_on, read_layouts, typed_mesh

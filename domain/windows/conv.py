@@ -25,10 +25,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.row_windows import MODES
-from isoshard.core.nn.convolution import each_group, halves
-from isoshard.core.nn.window_grid import window_count
+from isoshard.core.kit import MODES, any_framework, each_group, halves, window_count
 
 from .reach import METHODS, Operator, View
 from .window_arguments import ArgumentErrors

@@ -34,14 +34,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.array_layout import ArrayLayout, layout_of
-from isoshard.core.blocks.known_shardings import record_sharding
-from isoshard.core.blocks.row_windows import MODES, Axes, WindowPlan, plan_windows, read_window
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.runtime.caches import cached
+from isoshard.core.kit import (
+    MODES,
+    ArrayLayout,
+    Axes,
+    ShardingError,
+    UnevenArray,
+    WindowPlan,
+    any_framework,
+    cached,
+    describe_mesh,
+    layout_of,
+    plan_windows,
+    read_window,
+    record_sharding,
+)
 
 from .window_arguments import ArgumentErrors, is_integer
 

@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.array_layout import layout_of, lifted
-from isoshard.core.blocks.row_windows import MODES
+from isoshard.core.kit import MODES, any_framework, layout_of, lifted
 
 from .reach import Operator, View
 from .window_arguments import ArgumentErrors, is_integer

@@ -21,9 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.nn.pooling import lowest
-from isoshard.core.nn.window_grid import elements_between, window_count, window_elements
+from isoshard.core.kit import any_framework, elements_between, lowest, window_count, window_elements
 
 from .conv import ConvReach, Ints
 from .reach import METHODS, Operator, View

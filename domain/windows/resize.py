@@ -22,10 +22,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.nn.pooling import adaptive_windows
-from isoshard.core.nn.resizing import Taps, resample, smooth_taps
-from isoshard.core.runtime._jax_internals.undocumented import linear_call
+from isoshard.core.kit import (
+    Taps,
+    adaptive_windows,
+    any_framework,
+    linear_call,
+    resample,
+    smooth_taps,
+)
 
 from .reach import Operator, View
 from .window_arguments import ArgumentErrors, is_integer

@@ -26,14 +26,19 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted
-from isoshard.core.blocks.known_shardings import record_sharding
-from isoshard.core.layout.custom_partitioning import partitioned
-from isoshard.core.layout.spec_entries import axis_names, entries_of
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.lifting.in_blocks import in_blocks
-from isoshard.core.runtime.private_names import release
+from isoshard.core.kit import (
+    ArrayLayout,
+    UnevenArray,
+    any_framework,
+    entries_of,
+    in_blocks,
+    layout_of,
+    lifted,
+    partitioned,
+    record_sharding,
+    release,
+)
+from isoshard.core.kit import spec_entries_axis_names as axis_names
 
 from .window_arguments import ArgumentErrors, is_integer
 

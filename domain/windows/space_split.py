@@ -36,11 +36,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.blocks.array_layout import ArrayLayout, unsplit_layout
-from isoshard.core.layout.custom_partitioning import Rule, partitioned
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.split_operator import Pulls
+from isoshard.core.kit import ArrayLayout, Pulls, Rule, entries_of, partitioned, unsplit_layout
+from isoshard.core.kit import spec_axis_names as axis_names
 
 from .reach import Operator
 from .window_operators import apply_full, on_shards

@@ -23,9 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.row_windows import settled
-from isoshard.core.nn.convolution import each_group, transposed_kernel
+from isoshard.core.kit import any_framework, each_group, settled, transposed_kernel
 
 from .conv import Ints, check_channels, per_group_forms, space_axes
 from .reach import METHODS, Operator, View

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ShardingError
 
 
 class ArgumentErrors:

@@ -23,14 +23,23 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted, unsplit_layout
-from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
-from isoshard.core.blocks.row_windows import plan_windows, read_window, reflected
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.spec_entries import axis_names, entries_of
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.lifting.in_blocks import in_blocks
+from isoshard.core.kit import (
+    ArrayLayout,
+    ShardingError,
+    UnevenArray,
+    entries_of,
+    in_blocks,
+    layout_of,
+    lifted,
+    plan_windows,
+    read_window,
+    record_sharding,
+    reflected,
+    same_grid,
+    sharding_of,
+    unsplit_layout,
+)
+from isoshard.core.kit import spec_entries_axis_names as axis_names
 
 from .reach import Operator, Reach, View
 

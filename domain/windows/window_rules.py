@@ -14,14 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.blocks.array_layout import layout_of
-from isoshard.core.blocks.block_values import Value
-from isoshard.core.blocks.hints import Even
-from isoshard.core.blocks.interpreting import bind, pack_like, rule, run_unpacked
-from isoshard.core.blocks.splits import AxisSplit
-from isoshard.core.blocks.uneven_values import operand_of, placed, value_of
-from isoshard.core.lifting.rules.ordering_rules import ordered
-from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+from isoshard.core.kit import (
+    AxisSplit,
+    Even,
+    JaxprEqn,
+    Value,
+    bind,
+    layout_of,
+    operand_of,
+    ordered,
+    pack_like,
+    placed,
+    rule,
+    run_unpacked,
+    value_of,
+)
 
 from .conv import ConvReach, ConvWindow
 from .pool import PoolReach

@@ -29,11 +29,7 @@ import numpy as np
 import onnx
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.plan import Plan
-from isoshard.core.plan.unused_rules import warn_unused
+from isoshard.core.kit import Plan, ShardingError, as_mesh, named_sharding, warn_unused
 
 from ..errors import AnnotationError, raise_annotations
 from ..layouts.meshes import NumberedMesh

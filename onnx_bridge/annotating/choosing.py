@@ -19,8 +19,7 @@ from typing import Any
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.plan import Plan
-from isoshard.core.plan.rule_patterns import check_patterns, matches
+from isoshard.core.kit import Plan, check_patterns, matches
 from isoshard.onnx_bridge.annotating import weight_layouts
 
 from ..errors import AnnotationError

@@ -16,9 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.core.runtime.formatting import listed
+from isoshard.core.kit import check_patterns, describe_mesh, listed, matches
 from isoshard.onnx_bridge.errors import AnnotationError
 from isoshard.onnx_bridge.layouts.meshes import NumberedMesh, submesh
 from isoshard.onnx_bridge.reading.graph import Graph, Node

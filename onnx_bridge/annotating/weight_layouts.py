@@ -26,13 +26,19 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.partial_sums import check_no_sums, stored
-from isoshard.core.layout.tiles import Tiles
-from isoshard.core.plan import Plan
-from isoshard.core.plan.activations import Side
-from isoshard.core.plan.freezing import UNSET
-from isoshard.core.plan.resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
+from isoshard.core.kit import (
+    BY_DEFAULT,
+    BY_SIZE,
+    UNSET,
+    Plan,
+    ResolvedLeaf,
+    ResolvedPlan,
+    ShardingError,
+    Side,
+    Tiles,
+    check_no_sums,
+    stored,
+)
 from isoshard.onnx_bridge.errors import AnnotationWarning, ModelError
 from isoshard.onnx_bridge.reading.graph import Graph, Node
 from isoshard.onnx_bridge.reading.parameter_record import Origin

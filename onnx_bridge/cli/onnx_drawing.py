@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isoshard.core.pictures.box_drawing import Line, colored, grid_lines, plain
-from isoshard.core.runtime.formatting import human_bytes, table
+from isoshard.core.kit import Line, colored, grid_lines, human_bytes, plain, table
 from isoshard.onnx_bridge.checking.holdings import DeviceTensor, StageHoldings, holdings
 
 LARGEST = 12

@@ -19,7 +19,7 @@ import numpy as np
 
 import isoshard as iso
 from isoshard import onnx
-from isoshard.core.runtime.hlo_collectives import counted
+from isoshard.core.kit import counted
 from isoshard.onnx_bridge.reading.annotations import choose
 
 

@@ -31,8 +31,7 @@ import onnx
 from jax.sharding import Mesh, NamedSharding
 from onnx import helper, numpy_helper
 
-from isoshard.core.transfer.device_dtypes import device_dtype
-from isoshard.core.transfer.device_put import shard
+from isoshard.core.kit import device_dtype, shard
 
 from ..errors import ModelError
 from ..layouts.shardings import Uneven

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.tiles import Tiles
+from isoshard.core.kit import Tiles, named_sharding
 
 from ..checking.placement import Placement
 from ..checking.semantics import Check

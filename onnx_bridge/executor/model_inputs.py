@@ -19,10 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from isoshard.core.layout.axis_types import auto, on_mesh, under_auto
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.device_dtypes import device_dtype
-from isoshard.core.transfer.device_put import shard
+from isoshard.core.kit import Tracer, auto, device_dtype, on_mesh, shard, under_auto
 
 from ..errors import ModelError
 from ..reading.graph import Graph

@@ -17,16 +17,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.layout.axis_types import (
+from isoshard.core.kit import (
+    Tracer,
     auto,
     constrain,
+    human_bytes,
     is_typed,
     retyped,
     same_grid,
     under_auto,
 )
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.formatting import human_bytes
 
 from ..errors import ModelError
 from ..reading.graph import Node

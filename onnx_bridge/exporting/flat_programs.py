@@ -40,26 +40,26 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
-from isoshard.core.layout.axis_types import (
+from isoshard.core.kit import (
+    CALLS,
+    ClosedJaxpr,
+    JaxprEqn,
     auto,
     constrain,
-    is_typed,
-    on_mesh,
-    same_grid,
-    spec_over,
-    under_auto,
-)
-from isoshard.core.layout.partial_sums import stored, unreduced
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn
-from isoshard.core.runtime.jaxprs import (
-    CALLS,
     evaluate,
+    is_typed,
     jaxprs_inside,
+    named_sharding,
     needed,
+    on_mesh,
     opened,
     replaced,
+    same_grid,
     scan_counts,
+    spec_over,
+    stored,
+    under_auto,
+    unreduced,
 )
 from isoshard.onnx_bridge.errors import ModelError
 

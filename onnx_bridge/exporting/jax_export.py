@@ -27,13 +27,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from onnx import numpy_helper
 
-from isoshard.core.installation import install_command
-from isoshard.core.layout.axis_types import auto, constrain, is_typed
-from isoshard.core.plan import Plan, PlanError
-from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.kit import (
+    Plan,
+    PlanError,
+    Tracer,
+    auto,
+    check_patterns,
+    constrain,
+    install_command,
+    is_typed,
+    matches,
+    metrics,
+    opened,
+)
 
 from ..annotating.annotate import annotate
 from ..annotating.staging import Stages

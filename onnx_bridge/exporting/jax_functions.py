@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.kit import named_leaves
 
 from ..errors import ModelError
 

@@ -27,12 +27,7 @@ from typing import Any
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.plan import Plan
-from isoshard.core.runtime._jax_internals import meshes
-from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.kit import Plan, ShardingError, as_mesh, entries_of, meshes, opened
 
 from ..annotating import weight_layouts
 from ..errors import AnnotationError, AnnotationWarning

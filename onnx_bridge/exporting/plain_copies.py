@@ -24,10 +24,14 @@ import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
-from isoshard.core.frameworks import framework_of
-from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.runtime import metrics
+from isoshard.core.kit import (
+    ShardingError,
+    UnrepresentableError,
+    framework_of,
+    make_mesh,
+    metrics,
+    raise_collected,
+)
 
 from ..errors import ModelError
 

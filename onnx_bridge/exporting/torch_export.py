@@ -24,9 +24,7 @@ import torch
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.plan import Plan
+from isoshard.core.kit import Plan, ShardingError, as_mesh
 
 from ..annotating import weight_layouts
 from ..annotating.annotate import annotate

@@ -20,11 +20,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.errors import DeviceError, UnrepresentableError
-from isoshard.core.layout.mesh import describe_mesh, make_mesh
-from isoshard.core.layout.op_sharding import digits
-from isoshard.core.layout.tiles import Tiles
-from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.kit import (
+    Device,
+    DeviceError,
+    Tiles,
+    UnrepresentableError,
+    describe_mesh,
+    digits,
+    make_mesh,
+)
 
 from ..errors import AnnotationError
 

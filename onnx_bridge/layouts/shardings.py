@@ -22,10 +22,7 @@ from typing import Literal
 import onnx
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.errors import UnrepresentableError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.tiles import Tiles
+from isoshard.core.kit import Tiles, UnrepresentableError, as_mesh, named_sharding
 
 from ..errors import AnnotationError
 from .meshes import NumberedMesh, fitting_mesh, numbered_devices, renumbered, submesh

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from isoshard.core.layout.tiles import Tiles
+from isoshard.core.kit import Tiles
 
 from ..errors import AnnotationError
 

@@ -40,10 +40,7 @@ from collections.abc import Sequence
 import onnx
 from jax.sharding import NamedSharding
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec_entries import canonical_spec
-from isoshard.core.layout.tiles import Tiles
+from isoshard.core.kit import ShardingError, Tiles, canonical_spec, mesh_of
 
 from ..errors import AnnotationError
 

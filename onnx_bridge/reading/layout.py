@@ -35,8 +35,7 @@ import onnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.layout.spec import named_sharding, same_layout
-from isoshard.core.layout.tiles import Tiles
+from isoshard.core.kit import Tiles, named_sharding, same_layout
 
 from ..errors import AnnotationError, raise_annotations
 from ..layouts.meshes import NumberedMesh

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jax.sharding import NamedSharding
 
-from isoshard.core.layout.op_sharding import digits
-from isoshard.core.runtime.formatting import human_bytes, table
+from isoshard.core.kit import digits, human_bytes, table
 
 if TYPE_CHECKING:
     from .layout import ModelLayout, Stage

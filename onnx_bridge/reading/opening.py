@@ -22,7 +22,7 @@ import onnx
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 
-from isoshard.core.runtime.formatting import listed
+from isoshard.core.kit import listed
 from isoshard.onnx_bridge.errors import AnnotationError, AnnotationWarning, ModelError
 
 from .contents import error_of

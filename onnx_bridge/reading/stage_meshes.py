@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from jax.sharding import Mesh
 
-from isoshard.core.layout.mesh import as_mesh, describe_mesh, make_mesh
-from isoshard.core.layout.tiles import Tiles
+from isoshard.core.kit import Tiles, as_mesh, describe_mesh, make_mesh
 
 from ..errors import AnnotationError
 from ..layouts.meshes import (

@@ -26,9 +26,7 @@ from rich.text import Text
 
 from isoshard import planner
 from isoshard.cli.output import Output
-from isoshard.core.installation import install_command
-from isoshard.core.plan import Plan, PlanError
-from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.kit import Plan, PlanError, human_bytes, install_command
 from isoshard.planner.machine.topologies import Topology
 from isoshard.planner.reports.report import Report
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.kit import human_bytes
 from isoshard.planner.machine.chips import Chip, chips
 from isoshard.planner.programs.targets import planned
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from isoshard.core.plan import Plan
-from isoshard.core.plan.layout_rules import Order
+from isoshard.core.kit import Order, Plan
 
 from .plan_words import PlanCommandError
 

@@ -20,9 +20,7 @@ from collections.abc import Mapping
 
 from jax.sharding import AbstractMesh
 
-from isoshard.core.errors import CodedError
-from isoshard.core.plan import Plan
-from isoshard.core.plan.layout_rules import Order
+from isoshard.core.kit import CodedError, Order, Plan
 from isoshard.planner.machine.topologies import Topology
 
 WORDS: dict[str, tuple[str, ...]] = {

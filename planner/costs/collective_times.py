@@ -38,7 +38,7 @@ from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ShardingError
 
 from ..machine.links import AxisLinks, LinkLevel, links_of
 from ..machine.topologies import topology_of

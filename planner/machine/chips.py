@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ShardingError
 
 _NARROW = {"float16": "bfloat16", "uint8": "int8", "int4": "int8", "uint4": "int8"}
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.runtime._jax_internals import meshes
+from isoshard.core.kit import ShardingError, meshes
 
 from .slice_grids import wraps
 

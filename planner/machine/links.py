@@ -38,9 +38,7 @@ from typing import Any, Literal
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh_slices import slice_ids
-from isoshard.core.runtime.caches import cached
+from isoshard.core.kit import ShardingError, cached, slice_ids
 
 from .topologies import Topology, topology_of
 

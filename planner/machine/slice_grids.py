@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ShardingError
 
 from .chips import Chip
 

@@ -29,8 +29,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.runtime.caches import cached
+from isoshard.core.kit import ShardingError, cached
 
 from .chips import Chip, chip, chip_of_kind
 from .described_devices import DescribedDevice, is_described

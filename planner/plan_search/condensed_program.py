@@ -12,9 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from isoshard.core.runtime.flops import flops_of, is_product
-from isoshard.core.runtime.jaxprs import is_elementwise
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import TracedStep, flops_of, is_elementwise, is_product
 from isoshard.planner.propagation.factors import DimensionRule
 from isoshard.planner.propagation.flat_program import CONSTANT, FlatOp
 

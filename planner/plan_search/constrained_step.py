@@ -23,9 +23,16 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
-from isoshard.core.runtime.jaxprs import JaxprRewriter, is_elementwise, opened, replaced
-from isoshard.core.traced.traced_step import GRADIENT, MODULE, TracedStep
+from isoshard.core.kit import (
+    GRADIENT,
+    MODULE,
+    JaxprRewriter,
+    Literal,
+    TracedStep,
+    is_elementwise,
+    opened,
+    replaced,
+)
 
 _PASSED = frozenset(("sharding_constraint", "jit", "convert_element_type", "optimization_barrier"))
 """What lies as its operands of the same shape, beside operations element by element."""

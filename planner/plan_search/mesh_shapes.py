@@ -14,8 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto
+from isoshard.core.kit import ShardingError, auto
 
 from ..machine.topologies import Topology, topology, topology_of
 

@@ -33,8 +33,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from isoshard.core.runtime.jaxprs import is_elementwise
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import TracedStep, is_elementwise
 from isoshard.planner.propagation.flat_program import (
     CONSTANT,
     BodyScope,

@@ -23,8 +23,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.plan import Plan
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import Plan, TracedStep
 
 from ..propagation.factors import ArraySharding
 from .analytic_cost import AnalyticCost, Choice

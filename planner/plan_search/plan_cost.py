@@ -8,7 +8,7 @@ from typing import Literal
 
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import TracedStep
 
 from ..costs.device_program import DeviceProgram
 from ..costs.roofline import time_of

@@ -30,14 +30,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.plan import Plan, PlanError
-from isoshard.core.plan.freezing import UNSET
-from isoshard.core.plan.model_leaves import ModelLeaf
-from isoshard.core.plan.resolving import resolve_leaves
-from isoshard.core.plan.rule_patterns import matches
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import (
+    UNSET,
+    ModelLeaf,
+    Plan,
+    PlanError,
+    ShardingError,
+    TracedStep,
+    matches,
+    resolve_leaves,
+)
+from isoshard.core.kit import spec_axis_names as axis_names
 
 from ..propagation.factors import ArraySharding
 from .named_dimensions import LeafGroup

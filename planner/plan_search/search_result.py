@@ -9,12 +9,7 @@ from collections.abc import Sequence
 
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.plan import Plan
-from isoshard.core.plan.freezing import UNSET
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.shown_text import preformatted
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import UNSET, Plan, ShardingError, TracedStep, human_bytes, preformatted
 
 from ..reports.advice import RECOMPUTE
 from .plan_candidates import SeenPlan, layouts_of_choice

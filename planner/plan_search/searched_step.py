@@ -17,8 +17,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.runtime.jaxprs import equations
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import TracedStep, equations
 from isoshard.planner.machine.topologies import topology_of
 from isoshard.planner.traced.rolled_step import rolled_step
 

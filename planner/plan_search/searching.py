@@ -30,10 +30,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.plan import Plan
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import Plan, ShardingError, TracedStep, as_mesh
 
 from ..machine.topologies import Topology, device_memory
 from ..traced.of_step import traced_step

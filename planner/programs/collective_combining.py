@@ -54,8 +54,7 @@ import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-from isoshard.core.runtime.hlo_collectives import groups_of, operation
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+from isoshard.core.kit import Computation, HloModule, Instruction, groups_of, operation
 from isoshard.planner.costs.device_program import DeviceOp
 
 from .hlo_kernels import ELEMENTWISE, is_elementwise

@@ -33,8 +33,7 @@ import dataclasses
 import math
 import re
 
-from isoshard.core.runtime.hlo_collectives import Groups, groups_of
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+from isoshard.core.kit import Computation, Groups, HloModule, Instruction, groups_of
 
 _RESHAPED = frozenset(("bitcast", "copy", "reshape", "transpose", "convert"))
 _PASSED = frozenset(("bitcast", "copy", "dynamic-slice", "reshape", "transpose"))

@@ -18,8 +18,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from isoshard.core.runtime.hlo_text import HloModule, parsed
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import HloModule, TracedStep, parsed
 from isoshard.planner.costs.device_program import DeviceProgram
 from isoshard.planner.machine.topologies import Topology, topology_of
 from isoshard.planner.reports.report import LiveArray, MemoryEstimate

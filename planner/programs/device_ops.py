@@ -12,15 +12,17 @@ from functools import partial
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.runtime.hlo_collectives import (
+from isoshard.core.kit import (
     KINDS,
     Collective,
+    Computation,
     Groups,
+    HloModule,
+    Instruction,
     axes_of,
     groups_of,
     operation,
 )
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 from isoshard.planner.costs.device_program import DeviceOp
 from isoshard.planner.scheduling.kernels import awaited
 

@@ -21,13 +21,17 @@ import jax
 from jax import export
 from jax.sharding import NamedSharding
 
-from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.runtime._jax_internals import no_locations
-from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p, jaxpr_as_fun
-from isoshard.core.runtime.flops import flops_of
-from isoshard.core.runtime.jaxprs import JaxprRewriter
-from isoshard.core.traced.source_lines import line_of, scope_of
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import (
+    JaxprRewriter,
+    TracedStep,
+    closed_call_p,
+    flops_of,
+    is_typed,
+    jaxpr_as_fun,
+    line_of,
+    no_locations,
+    scope_of,
+)
 from isoshard.planner.traced.platform_programs import abstract_layout, on_abstract_mesh
 
 from .hlo_costs import KERNEL

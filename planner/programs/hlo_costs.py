@@ -28,7 +28,7 @@ import re
 
 import numpy as np
 
-from isoshard.core.runtime.hlo_text import ArrayShape, Computation, HloModule, Instruction
+from isoshard.core.kit import ArrayShape, Computation, HloModule, Instruction
 
 FREE = frozenset(
     "add-dependency after-all bitcast constant get-tuple-element opt-barrier optimization-barrier "

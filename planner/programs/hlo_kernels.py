@@ -6,8 +6,7 @@ import itertools
 import math
 import re
 
-from isoshard.core.runtime.hlo_collectives import operation
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+from isoshard.core.kit import Computation, HloModule, Instruction, operation
 from isoshard.planner.scheduling.kernels import Kernel, Kind
 
 _LARGE = 1 << 20

@@ -44,7 +44,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+from isoshard.core.kit import Computation, HloModule, Instruction
 
 from .hlo_kernels import ELEMENTWISE, PRODUCTS, is_elementwise
 

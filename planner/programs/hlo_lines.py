@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 
-from isoshard.core.runtime.hlo_text import HloModule, Instruction
-from isoshard.core.traced.source_lines import is_users, said_by, written
+from isoshard.core.kit import HloModule, Instruction, is_users, said_by, written
 
 _OP_NAME = re.compile(r'op_name="(?P<path>(?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(?P<number>\d+)")

@@ -14,8 +14,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from isoshard.core.runtime.hlo_collectives import tuple_elements
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction, arrays_of
+from isoshard.core.kit import Computation, HloModule, Instruction, arrays_of, tuple_elements
 from isoshard.planner.scheduling.kernels import Kernel
 from isoshard.planner.scheduling.liveness import Liveness, live_bytes
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from isoshard.core.runtime.jaxprs import JaxprRewriter
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import JaxprRewriter, TracedStep
 from isoshard.planner.costs.device_program import DeviceOp, DeviceProgram
 from isoshard.planner.reports.report import LiveArray
 

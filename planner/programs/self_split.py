@@ -36,15 +36,17 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.repeats.inlined_calls import inlined
-from isoshard.core.runtime._jax_internals.jaxpr_classes import (
+from isoshard.core.kit import (
     ClosedJaxpr,
+    JaxprRewriter,
+    TracedStep,
     Var,
+    auto,
     closed_call_p,
+    equations,
+    inlined,
+    jaxprs_inside,
 )
-from isoshard.core.runtime.jaxprs import JaxprRewriter, equations, jaxprs_inside
-from isoshard.core.traced.traced_step import TracedStep
 from isoshard.planner.propagation.boundary_shardings import boundary_shardings
 
 ASKED = "custom_partitioning"

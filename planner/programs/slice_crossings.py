@@ -20,12 +20,7 @@ from typing import Any, Protocol
 
 from jax.sharding import Mesh
 
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh_slices import slice_axes, slices_over
-from isoshard.core.plan.layout_rules import PlanError
-from isoshard.core.plan.plan import Plan
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.hlo_text import parsed
+from isoshard.core.kit import Plan, PlanError, as_mesh, human_bytes, parsed, slice_axes, slices_over
 
 from ..costs.device_program import DeviceOp
 from ..reports.findings import CollectiveUse

@@ -13,10 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.layout.mesh_slices import slice_ids
-from isoshard.core.runtime.hlo_collectives import Groups
-from isoshard.core.runtime.hlo_slice_transfers import transfer
-from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.kit import Groups, HloModule, slice_ids, transfer
 
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 

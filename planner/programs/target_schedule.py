@@ -42,8 +42,7 @@ import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from isoshard.core.runtime.hlo_collectives import operation
-from isoshard.core.runtime.hlo_text import ArrayShape, Computation, HloModule, Instruction
+from isoshard.core.kit import ArrayShape, Computation, HloModule, Instruction, operation
 from isoshard.planner.scheduling.kernel_orders import behind_loops
 
 from .hlo_costs import FREE, RUNS_OTHERS

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.errors import CodedError, ShardingError
-from isoshard.core.runtime.nvidia import install_cuda
+from isoshard.core.kit import CodedError, ShardingError, install_cuda
 from isoshard.planner.machine.described_devices import DescribedDevice
 from isoshard.planner.machine.topologies import Topology
 

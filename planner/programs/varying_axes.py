@@ -26,8 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from isoshard.core.runtime.hlo_collectives import groups_of, operation
-from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+from isoshard.core.kit import Computation, HloModule, Instruction, groups_of, operation
 
 from .device_ops import axes_along
 from .hlo_liveness import places_in

@@ -32,12 +32,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from isoshard.core.runtime.hlo_collectives import Groups, groups_of
-from isoshard.core.runtime.hlo_text import (
+from isoshard.core.kit import (
     ArrayShape,
     Computation,
+    Groups,
     HloModule,
     Instruction,
+    groups_of,
     instructions,
 )
 

@@ -24,8 +24,7 @@ from collections.abc import Sequence
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import ClosedJaxpr, TracedStep, Var
 
 from ..traced.rolled_step import rolled_step
 from .factors import Split

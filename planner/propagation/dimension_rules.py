@@ -34,8 +34,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened
+from isoshard.core.kit import CALLS, JaxprEqn, jaxprs_inside, opened
 
 from . import primitive_rules
 from .factors import Axes, DimensionRule, Factors, Shape

@@ -25,11 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
-from isoshard.core.runtime._jax_internals.undocumented import Space
-from isoshard.core.runtime.caches import cached
-from isoshard.core.runtime.jaxprs import is_elementwise
-from isoshard.core.runtime.nested_programs import Body, bodies
+from isoshard.core.kit import Body, Literal, Space, bodies, cached, is_elementwise
 
 from .dimension_rules import declared_rule, dimension_rule, elementwise_rule
 from .factors import DimensionRule, Factors, Shape

@@ -15,8 +15,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 
-from isoshard.core.runtime.flops import is_product
-from isoshard.core.runtime.jaxprs import is_elementwise
+from isoshard.core.kit import is_elementwise, is_product
 from isoshard.planner.scheduling.kernels import Kernel, Kind, together
 from isoshard.planner.scheduling.sibling_fusion import siblings_fused
 

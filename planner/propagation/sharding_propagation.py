@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.runtime.jaxprs import is_elementwise
+from isoshard.core.kit import is_elementwise
 
 from .factors import BACKWARD, BOTH, FORWARD, NONE, ArraySharding, DimensionRule, Split, agreed
 from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram

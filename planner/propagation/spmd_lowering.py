@@ -13,8 +13,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from isoshard.core.runtime.flops import flops_of, is_product
-from isoshard.core.runtime.jaxprs import is_elementwise
+from isoshard.core.kit import flops_of, is_elementwise, is_product
 
 from .factors import ArraySharding, Split
 from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
-from isoshard.core.runtime.flops import is_product
+from isoshard.core.kit import is_product
 
 from .flat_program import CONSTANT
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from isoshard.core.runtime.flops import is_product
+from isoshard.core.kit import is_product
 from isoshard.planner.scheduling.kernel_orders import (
     behind_loops,
     breadth_first,

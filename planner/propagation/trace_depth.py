@@ -26,8 +26,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
-from isoshard.core.traced.source_lines import line_of
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import TracedStep, line_of
 from isoshard.planner.scheduling.kernels import Kernel
 from isoshard.planner.scheduling.liveness import Liveness
 

@@ -18,8 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.traced.source_lines import line_of
+from isoshard.core.kit import human_bytes, line_of
 
 from .dimension_rules import is_known, primitives
 from .factors import ArraySharding, by_factor

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 
 from jax.sharding import NamedSharding
 
-from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
-from isoshard.core.traced.traced_step import StepInput
+from isoshard.core.kit import StepInput, count_of, human_bytes, human_seconds, percent
 from isoshard.planner.machine.links import links
 
 from .findings import InputUse

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
+from isoshard.core.kit import count_of, human_bytes, human_seconds, percent
 
 from . import html_report
 from .key_figures import ROLES, limit, traffic

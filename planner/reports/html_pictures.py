@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds
+from isoshard.core.kit import count_of, human_bytes, human_seconds
 
 from ..machine.topologies import topology_of
 from .findings import TimelineEvent

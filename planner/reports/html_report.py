@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from isoshard.core.runtime.formatting import (
-    count_of,
-    human_bytes,
-    human_flops,
-    human_seconds,
-    percent,
-)
+from isoshard.core.kit import count_of, human_bytes, human_flops, human_seconds, percent
 
 from .html_pictures import mesh_picture, timeline_picture
 from .key_figures import along, by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.runtime.formatting import human_bytes, human_seconds, percent
+from isoshard.core.kit import ShardingError, human_bytes, human_seconds, percent
 
 from ..machine.links import links_of
 from ..machine.topologies import topology

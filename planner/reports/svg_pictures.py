@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from isoshard.core.runtime.formatting import human_bytes, human_seconds
+from isoshard.core.kit import human_bytes, human_seconds
 
 from .key_figures import shares, traffic
 

@@ -15,9 +15,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from isoshard.core.pictures.box_drawing import Cell, grid_lines
-from isoshard.core.runtime.formatting import (
+from isoshard.core.kit import (
+    Cell,
     count_of,
+    grid_lines,
     human_bytes,
     human_flops,
     human_seconds,

@@ -11,13 +11,16 @@ import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
-from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine.capture.assemble import Assembly
-from isoshard.torch_bridge.engine.compiling import input_placement, plan_lowering
-from isoshard.torch_bridge.engine.compiling.interpreting import Notes
-from isoshard.torch_bridge.engine.compiling.liveness import CompileRequest
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.core.kit import StepInput, StepResult, TracedStep
+from isoshard.torch_bridge.kit import (
+    Assembly,
+    CompileRequest,
+    Notes,
+    input_placement,
+    layout_numbers,
+    plan_lowering,
+    pytree,
+)
 
 from .found_models import Named
 from .planned_recording import PlannedRecording

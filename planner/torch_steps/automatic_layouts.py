@@ -37,25 +37,26 @@ import jax
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.errors import CaptureError, ShardingError
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.plan import Plan
-from isoshard.core.runtime import metrics
+from isoshard.core.kit import CaptureError, Plan, ShardingError, auto, metrics
 from isoshard.planner.plan_search.plan_rules import activation_rules_of
 from isoshard.planner.plan_search.search_result import SearchResult, described
 from isoshard.planner.plan_search.searching import search
-from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
-from isoshard.torch_bridge.engine.capture.assemble import line_of
-from isoshard.torch_bridge.engine.capture.step import ShardArguments
-from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.modules import modules
-from isoshard.torch_bridge.spmd import first_layouts, unplanned_steps
-from isoshard.torch_bridge.spmd.activations import ActivationConstraints
-from isoshard.torch_bridge.spmd.auto import auto_mesh
-from isoshard.torch_bridge.spmd.mesh import get_global_mesh
-from isoshard.torch_bridge.spmd.modes import auto_spmd
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+from isoshard.torch_bridge.kit import (
+    ActivationConstraints,
+    ShardArguments,
+    XLAShardedTensor,
+    auto_mesh,
+    auto_spmd,
+    first_layouts,
+    forward_hooks,
+    forward_pre_hooks,
+    get_global_mesh,
+    line_of,
+    marks,
+    modules,
+    pytree,
+    unplanned_steps,
+)
 
 from .assembled_step import argument_paths
 from .found_models import FoundModel, behind, layouts_of, models_of

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.plan import Plan
-from isoshard.core.traced.traced_step import Role
-from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
-from isoshard.torch_bridge.modules import modules
+from isoshard.core.kit import Plan, Role, ShardingError
+from isoshard.torch_bridge.kit import ObjectWalk, modules
 
 
 @dataclasses.dataclass(frozen=True)

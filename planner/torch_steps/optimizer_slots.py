@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Value
+from isoshard.torch_bridge.kit import Value, layout_numbers, lazy_tensor
 
 from .found_models import Named
 from .planned_recording import PlannedRecording

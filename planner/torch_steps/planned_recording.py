@@ -8,18 +8,23 @@ from typing import Any
 import torch
 from jax.sharding import Mesh
 
-from isoshard.torch_bridge.engine.capture.bindings import Argument
-from isoshard.torch_bridge.engine.capture.cpu_ops import CpuOps
-from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
-from isoshard.torch_bridge.engine.capture.side_effects import FloatInputs, TrainingState
-from isoshard.torch_bridge.engine.capture.step import PLANNING
-from isoshard.torch_bridge.engine.capture.step_gradients import ClearedGradients, has_gradient
-from isoshard.torch_bridge.engine.capture.step_recording import Recording
-from isoshard.torch_bridge.engine.capture.tensor_guards import MetadataLog
-from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
-from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
-from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog
-from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
+from isoshard.torch_bridge.kit import (
+    PLANNING,
+    Argument,
+    ClearedGradients,
+    CpuOps,
+    FloatInputs,
+    MemoryLog,
+    MetadataLog,
+    ObjectWalk,
+    Recording,
+    Table,
+    TrainingState,
+    compiling,
+    has_gradient,
+    lazy_tensor,
+    random_state,
+)
 
 from .planning_tape import PlanningTape
 from .user_lines import UserLines

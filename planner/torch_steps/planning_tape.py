@@ -21,16 +21,16 @@ import torch
 from jax.sharding import Mesh, NamedSharding
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from isoshard.core.errors import CaptureError, ShardingError
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.traced.traced_step import GRADIENT, MODULE
-from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording.recipes import Recipe
-from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Value
+from isoshard.core.kit import GRADIENT, MODULE, CaptureError, ShardingError, mesh_of
+from isoshard.torch_bridge.kit import (
+    Recipe,
+    Tape,
+    Value,
+    layout_numbers,
+    lazy_tensor,
+    pytree,
+    recorder,
+)
 
 from .user_lines import UserLines
 

@@ -18,17 +18,23 @@ import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.runtime import metrics
-from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
-from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
-from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
-from isoshard.torch_bridge.engine.capture.step_gradients import is_dropped, raw_gradient
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
-from isoshard.torch_bridge.execution import runtime
-from isoshard.torch_bridge.layout import marks
+from isoshard.core.kit import metrics
+from isoshard.torch_bridge.kit import (
+    Aval,
+    ObjectWalk,
+    Storage,
+    Value,
+    all_hooks,
+    is_dropped,
+    layout_numbers,
+    lazy_tensor,
+    marks,
+    namespace,
+    own_buffers,
+    own_parameters,
+    raw_gradient,
+    runtime,
+)
 
 from .found_models import Named
 from .planning_tape import ShapeOnly

@@ -37,18 +37,17 @@ import jax
 import torch
 from jax.sharding import Mesh
 
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.plan import Plan
-from isoshard.core.runtime.uncollected import uncollected
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
-from isoshard.torch_bridge.common.dtypes import logical_dtype
-from isoshard.torch_bridge.engine.capture.assemble import line_of
-from isoshard.torch_bridge.engine.capture.step import CompiledStep
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.spmd.activations import ActivationConstraints
+from isoshard.core.kit import Plan, TracedStep, as_mesh, auto, uncollected
+from isoshard.torch_bridge.kit import (
+    ActivationConstraints,
+    CompiledStep,
+    forward_hooks,
+    forward_pre_hooks,
+    lazy_tensor,
+    line_of,
+    logical_dtype,
+    pytree,
+)
 
 from .assembled_step import argument_paths, assembled
 from .found_models import FoundModel, Named, behind, input_layouts, layouts_of, models_of

@@ -20,12 +20,8 @@ import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
 
-from isoshard.core.installation import ANNEXES
-from isoshard.torch_bridge._torch_internals.tensor_fields import (
-    current_node,
-    next_sequence_number,
-    sequence_number,
-)
+from isoshard.core.kit import ANNEXES
+from isoshard.torch_bridge.kit import current_node, next_sequence_number, sequence_number
 
 _INTERNAL = ("torch.", "isoshard.", "jax.", "jaxlib.")
 _OWN = ("isoshard.cli.", *(f"isoshard.{annex}.cli." for annex in ANNEXES))

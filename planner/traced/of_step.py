@@ -8,11 +8,13 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.plan import PlanError
-from isoshard.core.traced.jax_steps import traced_jax_step
-from isoshard.core.traced.source_lines import with_lines_of_calls
-from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.kit import (
+    PlanError,
+    ShardingError,
+    TracedStep,
+    traced_jax_step,
+    with_lines_of_calls,
+)
 
 from .platform_programs import for_platform
 from .whose_step import framework_of_step

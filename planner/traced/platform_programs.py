@@ -33,8 +33,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p
-from isoshard.core.runtime.jaxprs import JaxprRewriter
+from isoshard.core.kit import JaxprRewriter, closed_call_p
 
 
 def on_abstract_mesh(program: Any) -> Any:

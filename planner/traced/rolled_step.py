@@ -14,10 +14,16 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from isoshard.core.layout.spec import stacked_sharding
-from isoshard.core.repeats.rolled_program import Stack, rolled
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
-from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.core.kit import (
+    ClosedJaxpr,
+    Stack,
+    StepInput,
+    StepResult,
+    TracedStep,
+    Var,
+    rolled,
+    stacked_sharding,
+)
 
 
 def rolled_step(

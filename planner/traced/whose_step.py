@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core.frameworks import Framework, framework_of, framework_owning, require
+from isoshard.core.kit import Framework, framework_of, framework_owning, require
 
 
 def framework_of_step(

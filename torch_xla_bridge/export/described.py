@@ -25,8 +25,7 @@ from collections.abc import Sequence
 
 import torch
 
-from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+from isoshard.torch_bridge.kit import XLAShardedTensor, marks
 
 from . import lowered
 

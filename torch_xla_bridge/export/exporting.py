@@ -25,12 +25,15 @@ import numpy as np
 import torch
 from jax import export
 
-from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.common.dtypes import logical_dtype
-from isoshard.torch_bridge.common.exchange import from_numpy, to_numpy
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.framework.framework import Torch
-from isoshard.torch_bridge.interop.torch_to_jax import jax_function
+from isoshard.torch_bridge.kit import (
+    Torch,
+    from_numpy,
+    jax_function,
+    lazy_tensor,
+    logical_dtype,
+    pytree,
+    to_numpy,
+)
 
 from . import stablehlo_bundle as bundles
 from .lowered import NO_MESH

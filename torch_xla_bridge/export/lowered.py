@@ -30,14 +30,18 @@ import numpy as np
 import torch
 from jax import export
 
-from isoshard.core.layout.op_sharding import to_op_sharding
-from isoshard.core.layout.tiles import Tiles
-from isoshard.torch_bridge.engine.compiling import input_placement, interpreting, plan_lowering
-from isoshard.torch_bridge.engine.compiling.liveness import CompileRequest, plan_of
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.spmd.modes import check_env_flag
+from isoshard.core.kit import Tiles, to_op_sharding
+from isoshard.torch_bridge.kit import (
+    CompileRequest,
+    check_env_flag,
+    input_placement,
+    interpreting,
+    layout_numbers,
+    lazy_tensor,
+    plan_lowering,
+    plan_of,
+)
+from isoshard.torch_bridge.kit import tape as tapes
 
 _SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
 

@@ -21,10 +21,15 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge.common.dtypes import logical_dtype
-from isoshard.torch_bridge.engine.compiling import interpreting, plan_lowering
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values.value import Aval, Taken, Value
+from isoshard.torch_bridge.kit import (
+    Aval,
+    Taken,
+    Value,
+    interpreting,
+    lazy_tensor,
+    logical_dtype,
+    plan_lowering,
+)
 
 from . import lowered
 

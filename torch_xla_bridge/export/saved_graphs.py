@@ -12,11 +12,8 @@ from pathlib import Path
 
 import jax
 
-from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.engine.compiling import program
-from isoshard.torch_bridge.engine.recording.recipes import RECIPES
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.layout import marks
+from isoshard.core.kit import metrics
+from isoshard.torch_bridge.kit import RECIPES, layout_numbers, marks, program
 
 from .lowered import short
 

@@ -35,14 +35,8 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.data.feed import Feed
-from isoshard.core.data.ordered_queue import END, OrderedQueue
-from isoshard.core.errors import DeviceError, UnevenError
-from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.engine.compiling import program
-from isoshard.torch_bridge.execution import runtime
-from isoshard.torch_bridge.spmd import UnevenWarning
+from isoshard.core.kit import END, DeviceError, Feed, OrderedQueue, UnevenError, metrics
+from isoshard.torch_bridge.kit import UnevenWarning, naming, program, runtime
 
 from .upload import Batch, Uploader
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.transfer.process_local import global_shape, local_block_indices
-from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
+from isoshard.core.kit import global_shape, local_block_indices, named_sharding
+from isoshard.torch_bridge.kit import MinibatchError
 
 
 class Split:

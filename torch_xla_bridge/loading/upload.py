@@ -15,15 +15,17 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.runtime import metrics
-from isoshard.core.transfer.exchange import aligned_empty
-from isoshard.torch_bridge.common.exchange import to_numpy
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values.value import Aval, Value
-from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.spmd import ShardingSpec
-from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
-from isoshard.torch_bridge.spmd.uneven import even_layout
+from isoshard.core.kit import aligned_empty, metrics
+from isoshard.torch_bridge.kit import (
+    Aval,
+    MinibatchError,
+    ShardingSpec,
+    Value,
+    even_layout,
+    lazy_tensor,
+    marks,
+    to_numpy,
+)
 from isoshard.torch_xla_bridge.session.nested import rewrite, with_items
 
 from .splitting import Split

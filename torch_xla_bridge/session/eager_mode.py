@@ -18,10 +18,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from isoshard.torch_bridge.engine.compiling import program
-from isoshard.torch_bridge.engine.operators import dispatch
-from isoshard.torch_bridge.engine.recording import lazy_tensor, regions
-from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.kit import dispatch, lazy_tensor, program, recorder, regions
 
 _enabled = False
 

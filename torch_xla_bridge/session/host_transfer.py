@@ -9,9 +9,8 @@ from typing import IO, Any
 
 import torch
 
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.kit import lazy_tensor, naming
+from isoshard.torch_bridge.kit import tape as tapes
 
 from .nested_search import ToXlaTensorArena
 

@@ -15,8 +15,7 @@ from typing import Any, TextIO
 import jax
 import torch
 
-from isoshard.torch_bridge.device import hardware
-from isoshard.torch_bridge.execution import runtime
+from isoshard.torch_bridge.kit import hardware, runtime
 
 from . import collectives, host_transfer
 

@@ -12,21 +12,21 @@ from typing import Any
 import jax as _jax
 import torch
 
-from isoshard.core.errors import DistributedError as _DistributedError
-from isoshard.torch_bridge.checkpoints import preemption as _preemption
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.device import hardware
-from isoshard.torch_bridge.execution import runtime
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction as _TorchFunction
-from isoshard.torch_bridge.overrides.addresses import address_of as _address_of
-from isoshard.torch_bridge.spmd import (
+from isoshard.core.kit import DistributedError as _DistributedError
+from isoshard.torch_bridge.kit import (
     OpSharding,
     from_shards,
+    hardware,
     marking,
     modes,
+    naming,
+    runtime,
     shard_shapes,
     sharding_strings,
 )
+from isoshard.torch_bridge.kit import TorchFunction as _TorchFunction
+from isoshard.torch_bridge.kit import address_of as _address_of
+from isoshard.torch_bridge.kit import preemption as _preemption
 from isoshard.torch_xla_bridge.export import described, lowered
 from isoshard.torch_xla_bridge.export import lowering_context as lowering  # noqa: F401
 

@@ -7,9 +7,9 @@
 if __name__ != "isoshard.torch_xla_bridge.torch_xla":
     raise ImportError(f"import isoshard.torch_xla_bridge.torch_xla, not {__name__}")
 
-from isoshard.torch_bridge.kernels import xla_operators as _operators  # noqa: F401  (torch.ops.xla)
-from isoshard.torch_bridge.spmd import modes as _modes
-from isoshard.torch_bridge.spmd import unplanned_steps as _unplanned_steps
+from isoshard.torch_bridge.kit import modes as _modes
+from isoshard.torch_bridge.kit import unplanned_steps as _unplanned_steps
+from isoshard.torch_bridge.kit import xla_operators as _operators  # noqa: F401  (torch.ops.xla)
 from isoshard.torch_xla_bridge.session.lazy_submodules import submodules
 
 from .distributed import xla_backend as _xla_backend  # noqa: F401  (the `xla://` method of torch)

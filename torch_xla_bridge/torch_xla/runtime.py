@@ -17,12 +17,8 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.layout.virtual_devices import Device
-from isoshard.core.runtime import compilation_cache
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.device import hardware
-from isoshard.torch_bridge.engine.compiling import program
-from isoshard.torch_bridge.spmd.modes import auto_spmd, is_spmd, use_spmd
+from isoshard.core.kit import Device, compilation_cache
+from isoshard.torch_bridge.kit import auto_spmd, hardware, is_spmd, naming, program, use_spmd
 from isoshard.torch_xla_bridge.session.one_replica import get_local_ordinal as local_ordinal
 from isoshard.torch_xla_bridge.session.one_replica import get_ordinal as global_ordinal
 

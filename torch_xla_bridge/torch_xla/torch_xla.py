@@ -20,12 +20,7 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.device import hardware
-from isoshard.torch_bridge.engine.recording import regions
-from isoshard.torch_bridge.execution import runtime
-from isoshard.torch_bridge.spmd import on_request
-from isoshard.torch_bridge.spmd.modes import is_spmd
+from isoshard.torch_bridge.kit import hardware, is_spmd, naming, on_request, regions, runtime
 
 from .core import xla_model as _xla_model
 

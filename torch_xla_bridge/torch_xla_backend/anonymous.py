@@ -11,10 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.layout.op_sharding import digits
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.tiles import Tiles
+from isoshard.core.kit import Tiles, digits, make_mesh, named_sharding
 
 from .backend_mesh import numbered
 

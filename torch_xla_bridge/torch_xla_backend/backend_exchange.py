@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from isoshard.core.errors import CopyError
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import check_even
-from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.exchange import host_to_jax, reshard_array
-from isoshard.torch_bridge.common.dtypes import logical_dtype
-from isoshard.torch_bridge.common.exchange import from_numpy, to_numpy
+from isoshard.core.kit import (
+    CopyError,
+    Tracer,
+    check_even,
+    host_to_jax,
+    mesh_of,
+    metrics,
+    reshard_array,
+)
+from isoshard.torch_bridge.kit import from_numpy, logical_dtype, to_numpy
 
 from .backend_marks import annotation, mark, sharding_of
 from .backend_mesh import mesh_to_torch_xla, numbered

@@ -7,10 +7,8 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.frameworks import register
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.torch_bridge.common import old_torch
+from isoshard.core.kit import ShardingError, UnevenArray, register
+from isoshard.torch_bridge.kit import old_torch
 
 from . import backend_exchange, backend_marks
 

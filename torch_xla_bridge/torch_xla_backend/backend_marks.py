@@ -11,13 +11,19 @@ import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
-from isoshard.core.layout.mesh import make_mesh, mesh_of
-from isoshard.core.layout.op_sharding import parse_op_sharding
-from isoshard.core.layout.spec import axis_names, named_sharding
-from isoshard.core.layout.tiles import Tiles
-from isoshard.core.runtime.private_names import or_absent
-from isoshard.torch_bridge._torch_internals.undocumented import WeakTensorKeyDictionary
+from isoshard.core.kit import (
+    ShardingError,
+    SpecError,
+    Tiles,
+    UnrepresentableError,
+    make_mesh,
+    mesh_of,
+    named_sharding,
+    or_absent,
+    parse_op_sharding,
+)
+from isoshard.core.kit import spec_axis_names as axis_names
+from isoshard.torch_bridge.kit import WeakTensorKeyDictionary
 
 from .anonymous import by_itself
 from .backend_mesh import any_mesh, device_ids, mesh_from_torch_xla, mesh_to_torch_xla, numbered

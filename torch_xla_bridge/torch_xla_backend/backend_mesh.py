@@ -10,10 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from isoshard.core.errors import DeviceError
-from isoshard.core.layout.mesh import as_mesh, make_mesh
-from isoshard.core.layout.virtual_devices import Device
-from isoshard.core.runtime.caches import cached
+from isoshard.core.kit import Device, DeviceError, as_mesh, cached, make_mesh
 
 from .real import load
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from isoshard.core.errors import ShardingError
+from isoshard.core.kit import ShardingError
 
 
 def load(module: str = "torch_xla") -> Any:

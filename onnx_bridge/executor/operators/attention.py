@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.nn.dot_product_attention import masked, scores, softmax, visible, weighted
+from isoshard.core.kit import masked, scores, softmax, visible, weighted
 
 from ...errors import ModelError
 from .operator_arguments import dtype_of, physical

@@ -9,12 +9,7 @@ from __future__ import annotations
 import jax
 from jax import lax
 
-from isoshard.core.nn.convolution import (
-    halves,
-    on_channel_axis,
-    transposed_kernel,
-    transposed_padding,
-)
+from isoshard.core.kit import halves, on_channel_axis, transposed_kernel, transposed_padding
 from isoshard.onnx_bridge.errors import ModelError
 
 from .registry import operator

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.nn.convolution import on_channel_axis
-from isoshard.core.nn.normalization import reciprocal_rms, statistics
-from isoshard.core.nn.precision import wide
+from isoshard.core.kit import on_channel_axis, reciprocal_rms, statistics
+from isoshard.core.kit import precision_wide as wide
 
 from ...errors import ModelError
 from .operator_arguments import axis_of, scalar_of

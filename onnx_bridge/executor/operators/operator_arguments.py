@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from isoshard.core.transfer.device_dtypes import check_narrowing, device_dtype
+from isoshard.core.kit import check_narrowing, device_dtype
 
 from ...errors import ModelError
 from .registry import TABLE_LIMIT

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.nn.pooling import lowest, window_argmax, window_max, window_sum
-from isoshard.core.nn.precision import wide
+from isoshard.core.kit import lowest, window_argmax, window_max, window_sum
+from isoshard.core.kit import precision_wide as wide
 
 from ...errors import ModelError
 from .operator_arguments import bounded

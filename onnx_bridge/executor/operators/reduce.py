@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.nn.precision import wide
+from isoshard.core.kit import precision_wide as wide
 
 from .operator_arguments import axes_of, axis_of, library, scalar_of
 from .registry import largest, operator

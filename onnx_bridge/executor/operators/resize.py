@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.nn.precision import wide
-from isoshard.core.nn.resizing import Taps, cubic, filter_taps, resample, tap_offsets, triangle
+from isoshard.core.kit import Taps, cubic, filter_taps, resample, tap_offsets, triangle
+from isoshard.core.kit import precision_wide as wide
 
 from ...errors import ModelError
 from .operator_arguments import axes_of, bounded, choice

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isoshard.core.nn.convolution import halves
-from isoshard.core.nn.window_grid import WindowGrid
+from isoshard.core.kit import WindowGrid, halves
 
 from ...errors import ModelError
 from .operator_arguments import choice

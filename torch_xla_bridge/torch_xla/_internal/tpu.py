@@ -12,7 +12,7 @@ import re
 
 import jax
 
-from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.kit import Device
 
 _NAMES = {"lite": "e"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.kit import naming
 
 
 class autocast(torch.autocast):

@@ -8,8 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
-from isoshard.torch_bridge.common.dtypes import physical_dtype
-from isoshard.torch_bridge.common.exchange import to_numpy
+from isoshard.torch_bridge.kit import physical_dtype, to_numpy
 
 from ._computations import Computation, Node, apply, parameter
 from ._operations import AXES, DTYPES, FUNCTIONS, GROUPS, struct, written

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-from isoshard.core.runtime.caches import PROGRAMS, Bounded
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction, torch_function
-from isoshard.torch_bridge.interop.same_function import identity
+from isoshard.core.kit import PROGRAMS, Bounded
+from isoshard.torch_bridge.kit import TorchFunction, identity, torch_function
 
 from ._computations import Computation, hlo
 from ._op import Op, create_computation, mkleaf, mkop, mkparam

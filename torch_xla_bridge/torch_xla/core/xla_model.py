@@ -16,16 +16,21 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.device import hardware
-from isoshard.torch_bridge.device.hardware import get_xla_supported_devices, xla_device
-from isoshard.torch_bridge.device.memory import MemoryInfo, get_memory_info
-from isoshard.torch_bridge.engine.operators import reading
-from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
-from isoshard.torch_bridge.execution import runtime
-from isoshard.torch_bridge.execution.closures import add_step_closure
-from isoshard.torch_bridge.kernels.xla_operators import XLA_LIB
-from isoshard.torch_bridge.spmd.optimization_barrier import optimization_barrier_
+from isoshard.torch_bridge.kit import (
+    XLA_LIB,
+    MemoryInfo,
+    add_step_closure,
+    get_memory_info,
+    get_xla_supported_devices,
+    hardware,
+    lazy_tensor,
+    naming,
+    optimization_barrier_,
+    random_state,
+    reading,
+    runtime,
+    xla_device,
+)
 from isoshard.torch_xla_bridge.export.lowered import bytecode as get_stablehlo_bytecode
 from isoshard.torch_xla_bridge.export.lowered import stablehlo as get_stablehlo
 from isoshard.torch_xla_bridge.session.buckets import (

@@ -17,7 +17,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction
+from isoshard.torch_bridge.kit import TorchFunction
 
 from . import xla_builder
 

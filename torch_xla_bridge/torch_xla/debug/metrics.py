@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isoshard.core.runtime import metrics, samples
-from isoshard.core.runtime.metrics import reset as clear_all  # noqa: F401
-from isoshard.core.runtime.metrics import reset_counters as clear_counters  # noqa: F401
-from isoshard.core.runtime.samples import clear as clear_metrics  # noqa: F401
-from isoshard.torch_bridge.spmd.modes import auto_spmd, is_spmd
+from isoshard.core.kit import clear as clear_metrics  # noqa: F401
+from isoshard.core.kit import metrics, samples
+from isoshard.core.kit import reset as clear_all  # noqa: F401
+from isoshard.core.kit import reset_counters as clear_counters  # noqa: F401
+from isoshard.torch_bridge.kit import auto_spmd, is_spmd
 
 _TIMES = {
     "CompileTime": "compile_seconds",

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.device import hardware
+from isoshard.torch_bridge.kit import hardware, pytree
 from isoshard.torch_xla_bridge.loading import ParallelLoader
 from isoshard.torch_xla_bridge.session.one_replica import one_replica
 

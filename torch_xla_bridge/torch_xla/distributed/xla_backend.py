@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import jax
 import torch.distributed as dist
 
-from isoshard.core.runtime.private_names import optional
-from isoshard.torch_bridge._torch_internals.undocumented import BACKENDS, RENDEZVOUS
+from isoshard.core.kit import optional
+from isoshard.torch_bridge.kit import BACKENDS, RENDEZVOUS
 
 _PORT = 12355  # torch_xla's default
 _untyped: Any = dist  # its type stubs do not name the stores

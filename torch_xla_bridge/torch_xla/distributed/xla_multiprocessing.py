@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge.spmd.modes import is_spmd
+from isoshard.torch_bridge.kit import is_spmd
 
 
 def spawn(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from isoshard.torch_bridge.interop.assume_pure import Pure, PureModule, assume_pure
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction, torch_function
+from isoshard.torch_bridge.kit import Pure, PureModule, TorchFunction, assume_pure, torch_function
 
 __all__ = ["PureModule", "assume_pure", "assume_pure_torch", "j2t_autograd"]
 

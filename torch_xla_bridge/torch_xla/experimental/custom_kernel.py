@@ -12,24 +12,23 @@ from typing import Any
 import jax
 import torch
 
-from isoshard.torch_bridge.common.dtypes import physical_dtype
-from isoshard.torch_bridge.interop.calling_jax import torch_function
-from isoshard.torch_bridge.kernels.flash import FlashAttention, flash_attention
-from isoshard.torch_bridge.kernels.grouped_products import (
+from isoshard.torch_bridge.kit import MASKED as DEFAULT_MASK_VALUE
+from isoshard.torch_bridge.kit import (
+    XLA_LIB,
+    FlashAttention,
+    flash_attention,
     gmm,
     gmm_backward,
-    quantized_matmul_int8,
-    repeat_with_fixed_output_size,
-    tgmm,
-)
-from isoshard.torch_bridge.kernels.jax_kernels import MASKED as DEFAULT_MASK_VALUE
-from isoshard.torch_bridge.kernels.paged import (
+    jax_dtype,
     multi_queries_paged_attention,
     paged_attention,
+    physical_dtype,
+    quantized_matmul_int8,
     ragged_paged_attention,
+    repeat_with_fixed_output_size,
+    tgmm,
+    torch_function,
 )
-from isoshard.torch_bridge.kernels.xla_operators import XLA_LIB
-from isoshard.torch_bridge.layout.widths import jax_dtype
 
 __all__ = [
     "DEFAULT_MASK_VALUE",

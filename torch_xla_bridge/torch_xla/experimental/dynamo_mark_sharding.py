@@ -5,4 +5,4 @@
 Importing this module, or `torch_xla.distributed.spmd` in a script of the drop-in, defines it.
 """
 
-from isoshard.torch_bridge.kernels import xla_operators as _operators  # noqa: F401  (defines it)
+from isoshard.torch_bridge.kit import xla_operators as _operators  # noqa: F401  (defines it)

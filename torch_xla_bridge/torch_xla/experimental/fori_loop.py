@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals.higher_order_ops import FOLLOWED
-from isoshard.torch_bridge._torch_internals.higher_order_ops import while_loop as _while_loop
+from isoshard.torch_bridge.kit import FOLLOWED
+from isoshard.torch_bridge.kit import while_loop as _while_loop
 
 __all__ = ["fori_loop", "while_loop"]
 

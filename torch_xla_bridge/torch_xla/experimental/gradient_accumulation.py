@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.loops.accumulating import accumulate
+from isoshard.torch_bridge.kit import accumulate
 
 __all__ = ["gradient_accumulation"]
 

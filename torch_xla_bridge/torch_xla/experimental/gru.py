@@ -18,8 +18,7 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.loops.scanning import scan
+from isoshard.torch_bridge.kit import naming, scan
 
 __all__ = ["GRU"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from isoshard.torch_bridge.loops import scanning
+from isoshard.torch_bridge.kit import scanning
 
 __all__ = ["scan"]
 

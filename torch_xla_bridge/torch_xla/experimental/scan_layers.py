@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.loops.scan import ScanLayers
+from isoshard.torch_bridge.kit import ScanLayers
 
 from .scan import recomputes
 

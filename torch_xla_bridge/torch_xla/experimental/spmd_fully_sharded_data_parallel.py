@@ -36,20 +36,21 @@ from typing import Any
 import torch
 from jax.sharding import NamedSharding
 
-from isoshard.core.layout.spec import named_sharding
-from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.loops.by_layer import ByLayer
-from isoshard.torch_bridge.spmd import (
+from isoshard.core.kit import named_sharding
+from isoshard.torch_bridge.kit import (
+    ByLayer,
     Mesh,
     apply_backward_optimization_barrier,
+    ask_for_plan,
+    auto_mesh,
+    auto_spmd,
     get_global_mesh,
+    mark_for_now,
     mark_sharding,
+    marks,
+    mesh_from,
+    naming,
 )
-from isoshard.torch_bridge.spmd.auto import auto_mesh
-from isoshard.torch_bridge.spmd.first_layouts import ask_for_plan, mark_for_now
-from isoshard.torch_bridge.spmd.mesh import mesh_from
-from isoshard.torch_bridge.spmd.modes import auto_spmd
 from isoshard.torch_xla_bridge.torch_xla.distributed.fsdp.wrap import recursive_wrap
 
 AXIS = "fsdp"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import recompute
+from isoshard.torch_bridge.kit import recompute
 
 
 def checkpoint(

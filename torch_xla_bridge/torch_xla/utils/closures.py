@@ -1,5 +1,5 @@
 """Step closures, and what runs them."""
 
-from isoshard.torch_bridge.execution.closures import AsyncClosureHandler, ClosureHandler
+from isoshard.torch_bridge.kit import AsyncClosureHandler, ClosureHandler
 
 __all__ = ["AsyncClosureHandler", "ClosureHandler"]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
-from isoshard.core.transfer.exchange import to_jax, to_torch
-from isoshard.torch_bridge.engine.recording import lazy_tensor, tape
+from isoshard.core.kit import to_jax, to_torch
+from isoshard.torch_bridge.kit import lazy_tensor, tape
 
 
 def to_dlpack(xla_tensor: torch.Tensor) -> Any:

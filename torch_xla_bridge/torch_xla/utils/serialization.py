@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.kit import lazy_tensor
 from isoshard.torch_xla_bridge.session import host_transfer
 from isoshard.torch_xla_bridge.session.nested_search import ToXlaTensorArena
 from isoshard.torch_xla_bridge.session.one_replica import is_master_ordinal

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from isoshard.torch_bridge.spmd.modes import check_env_flag
+from isoshard.torch_bridge.kit import check_env_flag
 from isoshard.torch_xla_bridge.session.nested_search import (
     DataWrapper,
     for_each_instance,

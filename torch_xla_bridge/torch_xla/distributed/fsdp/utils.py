@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.recompute import checkpoint_module
-from isoshard.torch_bridge.spmd import XLAPatchedLinear
+from isoshard.torch_bridge.kit import XLAPatchedLinear, checkpoint_module
 
 __all__ = [
     "BucketizedReduceScatter",

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge._torch_internals.module_fields import own_modules
+from isoshard.torch_bridge.kit import own_modules
 
 
 def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:

@@ -5,29 +5,33 @@ if __name__ != "isoshard.torch_xla_bridge.torch_xla.distributed.spmd":
         f"import isoshard.torch_xla_bridge.torch_xla.distributed.spmd, not {__name__}"
     )
 
-from isoshard.torch_bridge.layout.marks import ShardingType
-from isoshard.torch_bridge.layout.shard_snapshots import XLAShard
-from isoshard.torch_bridge.spmd.auto import auto_policy
-from isoshard.torch_bridge.spmd.distribute import xla_distribute_module, xla_distribute_tensor
-from isoshard.torch_bridge.spmd.gradients import MarkShardingFunction, mark_sharding_with_gradients
-from isoshard.torch_bridge.spmd.hybrid import HybridMesh
-from isoshard.torch_bridge.spmd.linear import XLAPatchedLinear, xla_patched_nn_linear_forward
-from isoshard.torch_bridge.spmd.manual import (
+from isoshard.torch_bridge.kit import (
+    HybridMesh,
+    MarkShardingFunction,
+    Mesh,
+    ShardingSpec,
+    ShardingType,
+    XLAPatchedLinear,
+    XLAShard,
+    XLAShardedTensor,
+    annotate_custom_sharding,
+    apply_backward_optimization_barrier,
+    auto_policy,
+    clear_sharding,
     disable_manual_sharding,
     enable_manual_sharding,
-)
-from isoshard.torch_bridge.spmd.manual import mark_manual_sharding as _mark_manual_sharding
-from isoshard.torch_bridge.spmd.marking import (
-    annotate_custom_sharding,
-    clear_sharding,
+    get_1d_mesh,
+    get_global_mesh,
     mark_sharding,
+    mark_sharding_with_gradients,
+    set_global_mesh,
+    shard_as,
+    wrap_if_sharded,
+    xla_distribute_module,
+    xla_distribute_tensor,
+    xla_patched_nn_linear_forward,
 )
-from isoshard.torch_bridge.spmd.mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
-from isoshard.torch_bridge.spmd.optimization_barrier import apply_backward_optimization_barrier
-from isoshard.torch_bridge.spmd.sharding_alike import shard_as
-from isoshard.torch_bridge.spmd.specs import ShardingSpec
-from isoshard.torch_bridge.spmd.wrapping import wrap_if_sharded
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+from isoshard.torch_bridge.kit import mark_manual_sharding as _mark_manual_sharding
 from isoshard.torch_xla_bridge.session.lazy_submodules import submodules
 
 __all__ = [

@@ -6,17 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from isoshard.torch_bridge.layout.marks import ShardingType
-from isoshard.torch_bridge.spmd.auto import auto_policy
-from isoshard.torch_bridge.spmd.distribute import (
+from isoshard.torch_bridge.kit import (
+    Mesh,
+    ShardingType,
+    XLAShardedTensor,
+    auto_policy,
     convert_to_xla_mesh,
     convert_to_xla_partition_spec,
+    mark_sharding,
     xla_distribute_module,
     xla_distribute_tensor,
 )
-from isoshard.torch_bridge.spmd.marking import mark_sharding
-from isoshard.torch_bridge.spmd.mesh import Mesh
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 from isoshard.torch_xla_bridge.torch_xla import runtime
 
 __all__ = [

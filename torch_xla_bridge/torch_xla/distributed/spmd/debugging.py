@@ -26,10 +26,8 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.op_sharding import parse_op_sharding
-from isoshard.core.pictures.box_drawing import COLORS
-from isoshard.torch_bridge.spmd.sharding_strings import sharding_spec_of
+from isoshard.core.kit import COLORS, ShardingError, parse_op_sharding
+from isoshard.torch_bridge.kit import sharding_spec_of
 
 
 def visualize_sharding(

@@ -1,6 +1,5 @@
 """The sharded tensor and its shards, by torch_xla's names."""
 
-from isoshard.torch_bridge.layout.shard_snapshots import XLAShard
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+from isoshard.torch_bridge.kit import XLAShard, XLAShardedTensor
 
 __all__ = ["XLAShard", "XLAShardedTensor"]

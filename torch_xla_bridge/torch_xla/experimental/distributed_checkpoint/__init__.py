@@ -6,7 +6,7 @@ if __name__ != "isoshard.torch_xla_bridge.torch_xla.experimental.distributed_che
         f"not {__name__}"
     )
 
-from isoshard.torch_bridge.checkpoints import (
+from isoshard.torch_bridge.kit import (
     CheckpointManager,
     SPMDLoadPlanner,
     SPMDSavePlanner,

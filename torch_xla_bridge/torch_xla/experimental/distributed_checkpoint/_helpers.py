@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
-from isoshard.torch_bridge.checkpoints.flat_state_dicts import Path as OBJ_PATH
-from isoshard.torch_bridge.checkpoints.flat_state_dicts import flatten as flatten_state_dict
-from isoshard.torch_bridge.checkpoints.flat_state_dicts import set_element
-from isoshard.torch_bridge.checkpoints.save_planner import (
-    sharded_cpu_state_dict as _sharded_cpu_state_dict,
-)
-from isoshard.torch_bridge.checkpoints.tensor_shards import HostShards as _CpuShards
-from isoshard.torch_bridge.checkpoints.tensor_shards import is_sharded
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+from isoshard.torch_bridge.kit import HostShards as _CpuShards
+from isoshard.torch_bridge.kit import Path as OBJ_PATH
+from isoshard.torch_bridge.kit import XLAShardedTensor, is_sharded, set_element
+from isoshard.torch_bridge.kit import flatten as flatten_state_dict
+from isoshard.torch_bridge.kit import sharded_cpu_state_dict as _sharded_cpu_state_dict
 
 __all__ = [
     "FLATTEN_MAPPING",

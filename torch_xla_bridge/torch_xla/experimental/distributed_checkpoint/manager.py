@@ -1,5 +1,5 @@
 """`torch_xla.experimental.distributed_checkpoint.manager`."""
 
-from isoshard.torch_bridge.checkpoints.manager import CheckpointManager
+from isoshard.torch_bridge.kit import CheckpointManager
 
 __all__ = ["CheckpointManager"]

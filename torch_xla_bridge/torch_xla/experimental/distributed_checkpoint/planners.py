@@ -1,6 +1,5 @@
 """`torch_xla.experimental.distributed_checkpoint.planners`."""
 
-from isoshard.torch_bridge.checkpoints.load_planner import SPMDLoadPlanner
-from isoshard.torch_bridge.checkpoints.save_planner import SPMDSavePlanner
+from isoshard.torch_bridge.kit import SPMDLoadPlanner, SPMDSavePlanner
 
 __all__ = ["SPMDLoadPlanner", "SPMDSavePlanner"]

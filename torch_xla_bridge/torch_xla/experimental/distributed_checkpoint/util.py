@@ -1,5 +1,5 @@
 """`torch_xla.experimental.distributed_checkpoint.util`."""
 
-from isoshard.torch_bridge.checkpoints.priming import prime_optimizer
+from isoshard.torch_bridge.kit import prime_optimizer
 
 __all__ = ["prime_optimizer"]
