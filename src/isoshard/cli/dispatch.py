@@ -4,7 +4,7 @@ A subcommand is a module with `main(argv) -> int`; it is imported when it is cal
 `isoshard doctor` works where the demo's dependencies are missing.
 
 >>> main(["--version"])
-isoshard 0.1.0
+isoshard 0.2.0
 0
 >>> main(["dcotor"])     # stderr: no command 'dcotor', did you mean 'doctor'? The commands are ..
 2
