@@ -67,7 +67,7 @@ MODULES += tuple(
     f"isoshard.{name}"
     for name in ("checkpoint", "data", "distributed", "errors", "metrics", "planner", "rules")
 )
-MODULES += ("isoshard.sharding", "isoshard.weights", "isoshard.core.domain")
+MODULES += ("isoshard.sharding", "isoshard.weights", "isoshard.domain")
 """What users import, or name in `isoshard`."""
 
 

@@ -28,15 +28,16 @@ TWICE = {
 
 ROOMS = {
     "core": (
-        *("installation", "errors", "deprecations", "extensions", "runtime", "frameworks"),
+        *("installation", "errors", "deprecations", "extensions", "lazy_names"),
+        *("runtime", "frameworks"),
         *("layout", "plan", "processes", "transfer", "pictures", "nn", "blocks", "lifting"),
-        *("weights", "checkpoint", "data", "repeats", "traced"),
+        *("weights", "checkpoint", "data", "repeats", "traced", "kit"),
     ),
     "torch_bridge": (
         *("common", "_torch_internals", "placements", "lowerings", "engine", "execution"),
         *("layout", "overrides", "tensors", "spmd", "loops", "trainers", "handlers", "modules"),
         *("dtensor", "state", "recompute", "framework", "weights", "interop", "distributed"),
-        *("kernels", "device", "dynamo", "checkpoints", "registration"),
+        *("kernels", "device", "dynamo", "checkpoints", "registration", "kit"),
     ),
     "torch_bridge/engine": (
         *("values", "recording", "signatures", "compiling", "operators", "subprograms", "capture"),
@@ -213,7 +214,7 @@ def test_rooms_import_one_way(folder):
     rooms = ROOMS[folder]
     prefix = f"isoshard.{folder.replace('/', '.')}."
     there = {path.name.removesuffix(".py") for path in (ROOT / folder).iterdir()} - {"__pycache__"}
-    assert there - {"__init__", "README.md", "kit", "kit.pyi", "lazy_names"} == set(rooms)
+    assert there - {"__init__", "README.md", "kit.pyi"} == set(rooms)
     wrong = []
     for name in graph():
         for other in graph()[name] | late()[name]:
@@ -340,7 +341,74 @@ def test_names_are_of_the_glossary(house):
     assert wrong == []
 
 
-ROOMS_TO_RENAME: dict[str, int] = {}
+ROOMS_TO_RENAME: dict[str, int] = {
+    "core/blocks": 2,
+    "core/checkpoint": 69,
+    "core/errors": 3,
+    "core/frameworks": 2,
+    "core/layout": 1,
+    "core/lifting": 1,
+    "core/pictures": 2,
+    "core/processes": 30,
+    "core/repeats": 55,
+    "core/runtime": 8,
+    "core/traced": 21,
+    "core/weights": 106,
+    "domain/handlers": 2,
+    "domain/torch_handlers": 2,
+    "jax_bridge/activations": 13,
+    "jax_bridge/create": 6,
+    "jax_bridge/layout": 1,
+    "jax_bridge/modules": 2,
+    "jax_bridge/optimizers": 1,
+    "jax_bridge/state_checks": 2,
+    "jax_bridge/training": 3,
+    "onnx_bridge/checking": 6,
+    "onnx_bridge/cli": 1,
+    "onnx_bridge/executor": 8,
+    "onnx_bridge/exporting": 2,
+    "onnx_bridge/reading": 4,
+    "planner/cli": 8,
+    "planner/costs": 2,
+    "planner/estimating": 2,
+    "planner/flax_steps": 1,
+    "planner/machine": 11,
+    "planner/plan_search": 124,
+    "planner/programs": 76,
+    "planner/propagation": 117,
+    "planner/reports": 54,
+    "planner/scheduling": 3,
+    "planner/torch_steps": 31,
+    "planner/traced": 8,
+    "torch_bridge/__init__": 1,
+    "torch_bridge/_torch_internals": 6,
+    "torch_bridge/checkpoints": 13,
+    "torch_bridge/common": 1,
+    "torch_bridge/device": 10,
+    "torch_bridge/distributed": 7,
+    "torch_bridge/dtensor": 61,
+    "torch_bridge/dynamo": 48,
+    "torch_bridge/engine": 57,
+    "torch_bridge/framework": 7,
+    "torch_bridge/handlers": 5,
+    "torch_bridge/interop": 244,
+    "torch_bridge/layout": 51,
+    "torch_bridge/loops": 45,
+    "torch_bridge/lowerings": 15,
+    "torch_bridge/modules": 3,
+    "torch_bridge/overrides": 14,
+    "torch_bridge/recompute": 6,
+    "torch_bridge/registration": 1,
+    "torch_bridge/spmd": 117,
+    "torch_bridge/state": 10,
+    "torch_bridge/tensors": 8,
+    "torch_bridge/trainers": 8,
+    "torch_bridge/weights": 6,
+    "torch_xla_bridge/export": 2,
+    "torch_xla_bridge/loading": 1,
+    "torch_xla_bridge/session": 7,
+    "torch_xla_bridge/xla_alias": 2,
+}
 """Room -> identifiers that still have a word of the dialect; no room gets a new one."""
 
 
@@ -365,6 +433,12 @@ def test_identifiers_have_the_fields_words():
     assert fewer == ROOMS_TO_RENAME, "lower the numbers of ROOMS_TO_RENAME"
 
 
+MESSAGES_TO_WRITE = 42
+"""Messages that still have a phrase of the dialect."""
+PAGES_TO_WRITE = 91
+"""The same of pages, by phrase."""
+
+
 def test_messages_have_the_fields_words():
     wrong = [
         f"{name}: {one}"
@@ -372,12 +446,15 @@ def test_messages_have_the_fields_words():
         for name, _ in _ours(house)
         for one in dialect.in_messages(trees()[name])
     ]
-    assert wrong == []
+    assert len(wrong) <= MESSAGES_TO_WRITE, wrong
+    assert len(wrong) == MESSAGES_TO_WRITE, "lower MESSAGES_TO_WRITE"
 
 
 def test_pages_have_the_fields_words():
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    assert [one for page in pages for one in dialect.in_page(page)] == []
+    wrong = [one for page in pages for one in dialect.in_page(page)]
+    assert len(wrong) <= PAGES_TO_WRITE, wrong
+    assert len(wrong) == PAGES_TO_WRITE, "lower PAGES_TO_WRITE"
 
 
 def test_words_are_found():

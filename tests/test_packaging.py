@@ -1,5 +1,6 @@
 """The wheel and the sdist hold what they should, install alone, and have one name for a thing."""
 
+from isoshard.core.installation import HEART
 import importlib.util
 import json
 import os
@@ -106,7 +107,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     with zipfile.ZipFile(_only(built, "*.whl")) as wheel:
         names = set(wheel.namelist())
     inside = {name for name in names if ".dist-info/" not in name}
-    assert inside == _modules_on_disk() | {"isoshard/py.typed"}
+    assert inside == _modules_on_disk() | {
+        "isoshard/py.typed",
+        *(f"isoshard/{house}/kit.pyi" for house in HEART),
+    }
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
