@@ -276,7 +276,7 @@ def markdown(runs: dict[str, Any]) -> str:
         hosts = [[seconds_on_hosts(runs, phase, n) for n in FORETOLD] for phase in phases]
         told = [sum(column) for part in (wall, here, hosts) for column in zip(*part, strict=True)]
         rows.append([name, *(f"{value:.2g}" for value in told)])
-    titles = ["seconds", *map(str, SIZES), *(f"foretold, {n}" for n in TRIED)]
+    titles = ["seconds", *map(str, SIZES), *(f"predicted, {n}" for n in TRIED)]
     titles += [f"{n} machines" for n in _named(FORETOLD)]
     return f"{first}\n\n{tables.markdown(titles, rows, right=True)}"
 

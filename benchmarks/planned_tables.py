@@ -14,8 +14,8 @@ _SUMMARY = {
     '"partition"': "{spearman[partition]:.2f}",
     "found / best by hand": "{found / best by hand:.2f} ({best by hand}{ratios})",
     "one plan twice": "{again:.3f}{twice}",
-    "losses apart, at most": "{apart:.0e}",
-    "collectives not as told": "{other}",
+    "losses differ by, at most": "{apart:.0e}",
+    "collectives not as predicted": "{other}",
 }
 
 

@@ -1,4 +1,4 @@
-"""The errors of isoshard: what is wrong, what is possible, and the way out.
+"""The errors of isoshard: what is wrong, what is possible, and how to fix it.
 
 Every fault of a layout is a `ShardingError`, which is a `ValueError`; its subclasses tell the kind.
 
@@ -15,7 +15,7 @@ Each class has a short code, which stands below the traceback and leads to its s
 docs/troubleshooting.md:
 
 >>> UnevenError.code, UnevenError("..").__notes__
-('ISO003', ['ISO003: cause and way out in docs/troubleshooting.md#iso003-unevenerror'])
+('ISO003', ['ISO003: cause and fix in docs/troubleshooting.md#iso003-unevenerror'])
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CodedError(Coded, Exception):
     def __notes__(self) -> list[str]:
         """The line with the code, and what `add_note` adds."""
         anchor = self.section.lower().replace(" ", "-")
-        line = f"{self.code}: cause and way out in docs/troubleshooting.md#{anchor}"
+        line = f"{self.code}: cause and fix in docs/troubleshooting.md#{anchor}"
         return self.__dict__.setdefault("_notes", [line])
 
     @__notes__.setter
@@ -258,7 +258,7 @@ def no_sharing(name: str, why: str) -> CopyError:
 class CaptureError(CodedError, RuntimeError, code="ISO020"):
     """A compiled step does something that a replay would not repeat.
 
-    The message names the line and the way out.
+    The message names the line and the fix.
 
     Example:
         >>> import torch, isoshard.torch_bridge as xs

@@ -18,7 +18,7 @@ class AnnotationError(ShardingError, code="ISO007"):
     """An annotation says what no NamedSharding can, or contradicts itself or its graph.
 
     Args:
-        reason: what is wrong, what is possible, the way out.
+        reason: what is wrong, what is possible, how to fix it.
         node: name of the node that carries it, if it is known.
         tensor: name of the tensor.
         axis: of the tensor, if the error lies with one.

@@ -174,12 +174,12 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/planner/cli/test_plan_end_to_end.py::test_a_step_of_jax",
         "tests/planner/cli/test_plan_end_to_end.py::test_a_plan_that_is_found",
     ),
-    "| a layout, or a question of speed |": (
+    "| a sharding, or a question of speed |": (
         "tests/core/pictures/test_visualize.py::test_rank_4_draws_the_sharded_axes",
         "tests/torch_bridge/test_metrics.py::test_a_compilation_tells_its_cause_and_line",
         "tests/torch_bridge/test_metrics.py::test_transfers_name_the_line_that_made_them",
     ),
-    "[The whole table]": (*_LINKS, f"{_README}test_sparse_and_quantised_tensors_are_refused"),
+    "[The full table]": (*_LINKS, f"{_README}test_sparse_and_quantised_tensors_are_refused"),
     # What was tested where.
     "| CPU: virtual devices": (
         "tests/multi_process/test_translation.py::test_on_four",

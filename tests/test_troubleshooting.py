@@ -52,10 +52,10 @@ def test_each_class_has_a_section():
     assert set(SECTIONS) == {f"{code} {name}" for name, code in codes()}
 
 
-def test_a_section_has_the_cause_and_the_way_out():
+def test_a_section_has_the_cause_and_the_fix():
     for title, text in SECTIONS.items():
-        cause, _, way_out = text.partition("\n\n**Way out.** ")
-        assert len(cause.split()) >= 5 and len(way_out.split()) >= 5, title
+        cause, _, fix = text.partition("\n\n**Fix.** ")
+        assert len(cause.split()) >= 5 and len(fix.split()) >= 5, title
 
 
 def test_the_code_ends_a_traceback_and_the_message_stays():
@@ -63,7 +63,7 @@ def test_the_code_ends_a_traceback_and_the_message_stays():
     assert str(error) == "w: no axis 'z'"
     lines = traceback.format_exception_only(error)
     assert lines[0] == "isoshard.core.errors.SpecError: w: no axis 'z'\n"
-    assert lines[1:] == ["ISO002: cause and way out in docs/troubleshooting.md#iso002-specerror\n"]
+    assert lines[1:] == ["ISO002: cause and fix in docs/troubleshooting.md#iso002-specerror\n"]
     assert "### ISO002 SpecError" in PAGE
 
 

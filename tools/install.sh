@@ -1,5 +1,5 @@
 #!/bin/sh
-# What `make` installs with. Each step prints a line; what goes wrong, its reason and the way out.
+# What `make` installs with. Each step prints a line; what goes wrong, its cause and the fix.
 #
 #   sh tools/install.sh environment PYTHON FOLDER              a virtual environment
 #   sh tools/install.sh packages PYTHON WHAT PIP-ARGUMENTS..   install into that of PYTHON

@@ -60,7 +60,7 @@ def raise_listed(
         what: the head line.
         faults: one line each; may be empty.
         kind: of the error.
-        fix: the way out, put last.
+        fix: what to do, put last.
 
     Raises:
         ValueError: of class `kind`, if there are any.

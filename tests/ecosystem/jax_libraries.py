@@ -139,7 +139,7 @@ def _equinox(device: str) -> Numbers:
     return [*losses, *jax.tree.leaves(eqx.filter(model, eqx.is_array))]
 
 
-@case("orbax-checkpoint", "saves and restores arrays as they lie", "", rtol=0, again=True)
+@case("orbax-checkpoint", "saves and restores sharded arrays", "", rtol=0, again=True)
 def _orbax(device: str) -> Numbers:
     import orbax.checkpoint as ocp
 

@@ -12,14 +12,14 @@ _LATER = "2.13 to 2.15"
 
 ACCELERATOR = NAMES.state(
     "torch._C._accelerator_getAccelerator",
-    why="says which accelerator `torch.accelerator` speaks of",
+    why="returns the accelerator of `torch.accelerator`",
     without="it is the `jax` device from the import on",
 )
 
 ACCELERATOR_OR_CPU = NAMES.state(
     "torch._C._get_accelerator",
     why="says for which device process groups and `fully_shard` are made by default",
-    without="they must be told",
+    without="they need it as an argument",
 )
 
 OUTSIDE_THE_TREE = NAMES.state(

@@ -86,7 +86,7 @@ is_excluded: Callable[[Any], bool] = NAMES.bind(
 set_excluded: Callable[[Any, bool], None] = NAMES.bind(
     "torch._C._dispatch_tls_set_dispatch_key_excluded",
     why="lets `vmap` see operations there",
-    without="as without its `is_` twin",
+    without="as without its `is_` variant",
 )
 
 _TRANSFORM_KEYS = (
@@ -154,14 +154,14 @@ open_functions: Callable[[], int] = NAMES.bind(
 open_dispatches: Callable[[], int] = NAMES.bind(
     "torch._C._len_torch_dispatch_stack",
     why="counts the dispatch modes that are on, on which a captured step depends",
-    without="as without its twin for functions",
+    without="as without its variant for functions",
 )
 
 decompositions: Any = NAMES.bind(
     "torch._decomp.decomposition_table",
     otherwise={},
     why="has torch's own Python for operators, by which one without a lowering is computed",
-    without="such operators raise, as any that nobody lowered",
+    without="such operators raise, as any without a lowering",
 )
 
 elementwise_dtypes: Callable[..., Any] = NAMES.bind(

@@ -56,7 +56,7 @@ forward_pre_hooks: Callable[[torch.nn.Module], dict[int, Any]] = NAMES.field(
 
 LOAD = NAMES.state(
     "torch.nn.Module._load_from_state_dict",
-    why="is called on each module that a state dict is loaded into, and takes stacked layers apart",
+    why="is called on each module that a state dict is loaded into, and unstacks stacked layers",
     without="state dicts of scanned layers are loaded by the names of the stack only",
 )
 

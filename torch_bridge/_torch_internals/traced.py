@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     pytree = NAMES.bind(
         "torch.utils._pytree",
-        why="takes nested arguments apart, and knows the types that torch's users registered",
+        why="flattens nested arguments, and has the types that torch's users registered",
         without="`xs.compile`, loops, planning and functions between torch and JAX raise",
     )
 

@@ -81,7 +81,7 @@ _tiles_of: Callable[[Any], Any] = NAMES.field(
 _asking_for_devices: set[Any] = NAMES.bind(
     "jax._src.dispatch.prim_requires_devices_during_lowering",
     otherwise=set(),
-    why="lists the primitives whose lowering is told the devices",
+    why="lists the primitives whose lowering receives the devices",
     without="Fourier transforms and programs in blocks raise where they are compiled on a mesh",
 )
 
