@@ -435,7 +435,7 @@ def test_identifiers_have_the_fields_words():
 
 MESSAGES_TO_WRITE = 42
 """Messages that still have a phrase of the dialect."""
-PAGES_TO_WRITE = 91
+PAGES_TO_WRITE = 7
 """The same of pages, by phrase."""
 
 

@@ -1,6 +1,5 @@
 """The wheel and the sdist hold what they should, install alone, and have one name for a thing."""
 
-from isoshard.core.installation import HEART
 import importlib.util
 import json
 import os
@@ -21,6 +20,7 @@ from packaging.requirements import Requirement
 
 import isoshard
 from isoshard.cli import dispatch, probes
+from isoshard.core.installation import HEART
 from tests.doc_blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[1]
