@@ -137,7 +137,7 @@ def _check_readable(unknown: Sequence[tuple[Path, torch.Tensor]], name: str) -> 
     listed = ", ".join(f"{describe_path(path)} (shape {tuple(t.shape)})" for path, t in unknown)
     raise ShardingError(
         f"{name} has a handler, which needs the shardings of its arguments, and {where} {listed} "
-        "has none. Mark what you pass:  isoshard.torch_bridge.mark_sharding(t, mesh, spec)."
+        "has none. Mark what you pass: isoshard.torch_bridge.mark_sharding(t, mesh, spec)."
     )
 
 

@@ -191,7 +191,7 @@ class TestReshard:
             TypeError, match=r"iso\.reshard needs a spec: iso\.reshard\(x, P\('x'\)\)"
         ):
             reshard(ones(8))
-        with pytest.raises(TypeError, match=r"how is it to lie over the mesh 'x' \(2\)"):
+        with pytest.raises(TypeError, match=r"there is no spec for the mesh 'x' \(2\)"):
             reshard(ones(8), mesh)
 
 

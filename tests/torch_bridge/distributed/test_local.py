@@ -207,7 +207,7 @@ def test_unequal_pieces_as_a_list():
     assert whole.block_sizes == ((3, 3, 3, 1),)
     assert torch.equal(whole.cpu(), torch.arange(10.0)) and whole.placements == (Shard(0),)
     assert [len(shard.unpadded_data) for shard in whole.local_shards] == [3, 3, 3, 1]
-    with pytest.raises(UnevenError, match="pieces of several shapes"):
+    with pytest.raises(UnevenError, match="shards of several shapes"):
         whole.to_local()
 
 

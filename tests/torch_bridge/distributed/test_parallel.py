@@ -53,7 +53,7 @@ def test_a_block_has_the_values_of_the_whole_and_megatrons_collectives_two_each_
         ("all_reduce", ("tp",)): 2,  # gradients of the inputs of attention and feed forward
         ("all_reduce", ("dp",)): 1,  # all gradients of parameters together
     }
-    sent = [c.bytes for run in comm_mode.runs for c in run.found]
+    sent = [c.bytes for run in comm_mode.runs for c in run.collectives]
     # Three gradients meet where q, k and v part; XLA's CPU backend sends them as one collective.
     assert activation in sent and 3 * activation in sent
     assert "all_gather" not in comm_mode.get_comm_counts()
@@ -79,7 +79,7 @@ def test_sequence_parallel_gathers_instead(mesh):
     # Two of activations; the third is of gradients of the norms' weights, which see pieces.
     assert counts["all_reduce", ("tp",)] == 3
     small = block.attention_norm.weight.nbytes
-    assert min(c.bytes for run in comm_mode.runs for c in run.found) <= small
+    assert min(c.bytes for run in comm_mode.runs for c in run.collectives) <= small
     check(block, out, x, reference)
 
 
@@ -258,7 +258,7 @@ def test_loss_parallel_gathers_no_classes(mesh):
     along_tp = [
         c.bytes
         for run in comm_mode.runs
-        for c, axes in zip(run.found, run.axes, strict=True)
+        for c, axes in zip(run.collectives, run.axes, strict=True)
         if axes == ("tp",)
     ]
     assert len(along_tp) == 3 and max(along_tp) <= 2 * rows

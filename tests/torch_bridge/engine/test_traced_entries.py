@@ -97,6 +97,6 @@ def test_elements_computed_of_one_another_stay_together(monkeypatch, mixed):
     call = build_call(torch.ops.aten._foreach_add.ScalarList, given, {}, metas, outs=metas)
     writer = TemplateWriter()
     inputs = jax.make_jaxpr(lambda *x: x)(*[jax.ShapeDtypeStruct((2,), "float32")] * 3).jaxpr.invars
-    written = TracedLists(writer).write(0, call, [writer.known(one) for one in inputs])
+    written = TracedLists(writer).write(0, call, [writer.typed(one) for one in inputs])
     assert written is None if mixed else len(written) == 3
     assert len(writer.program(inputs, ()).eqns) == (0 if mixed else 6)
