@@ -38,8 +38,8 @@ def _spec_alone(spec: Any, verb: str) -> Any:
         raise TypeError(f"{verb} needs a spec: {verb}(x, P('x')), or {verb}(x, mesh, P('x'))")
     if is_mesh(spec):
         raise TypeError(
-            f"there is no spec for the mesh {describe_mesh(as_mesh(spec, abstract=True))}; pass one: "
-            f"{verb}(x, mesh, P('x')), or P() to replicate"
+            f"there is no spec for the mesh {describe_mesh(as_mesh(spec, abstract=True))}; "
+            f"pass one: {verb}(x, mesh, P('x')), or P() to replicate"
         )
     return spec
 

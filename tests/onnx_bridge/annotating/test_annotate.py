@@ -113,8 +113,8 @@ def test_every_spec_that_does_not_fit_is_named(mesh):
     ({"w9": None, "v*": None}, r"no value or parameter is called 'w9'; there is 'x', 'w0'.*'v\*'"),
     ({("up0", "w1"): None}, r"\('up0', 'w1'\) is no pair of a node and a value"),
     ({"lonely": None}, "no node reads 'lonely'"),
-    ({"re:(": None}, "is no regular expression"),
-    ({3: None}, "3 is no string"),
+    ({"re:(": None}, "is not a regular expression"),
+    ({3: None}, "3 is not a string"),
 ])  # fmt: skip
 def test_names_that_fit_nothing(mesh, specs, match):
     model = mlp()

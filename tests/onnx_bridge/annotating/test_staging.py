@@ -62,7 +62,7 @@ def test_stages_along_an_axis():
     (lambda node: True, "node 'up0' gets True"),
     ({"*0": 1, "*1": 0}, "node 'up1', tensor 'y0': it is made in stage 1 and read in stage 0"),
     ({"*0": -1}, "its stage is -1"),
-    ({"re:(": 0}, "no regular expression"),
+    ({"re:(": 0}, "not a regular expression"),
 ])  # fmt: skip
 def test_stages_that_are_none(mesh, given, match):
     with pytest.raises(ValueError, match=match):

@@ -234,9 +234,9 @@ REFUSED = {
         ones(4).long().uniform_()  #: not implemented for
     """,
     "out=": """
-        torch.isin(ints(0, 1), ints(1), out=zeros(2))  #: Expected out tensor to have dtype
-        torch.isin(ints(0, 1), 2, out=zeros(2))  #: Expected out tensor to have dtype
-        torch.aminmax(ones(3), out=(ones(), ones(dtype=float64)))  #: Expected out tensor to have dtype
+        torch.isin(ints(0, 1), ints(1), out=zeros(2))  #: Expected out tensor
+        torch.isin(ints(0, 1), 2, out=zeros(2))  #: Expected out tensor
+        torch.aminmax(ones(3), out=(ones(), ones(dtype=float64)))  #: Expected out tensor
     """,
     "special functions": "\n".join(SPECIAL),
 }

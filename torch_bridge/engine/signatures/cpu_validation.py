@@ -28,6 +28,7 @@ import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
+from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.values.metas import map_leaves
 
 from .shape_checks import SPELLED
@@ -109,11 +110,15 @@ def kernel_error(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _sized_error(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: dict[int, int]
 ) -> Exception | None:
-    """The error with sizes replaced; 16-bit floats are float32 where only CPUs have no kernel."""
+    """The error with sizes replaced, and dtypes where only the CPU rejects them."""
     error = _run(op, args, kwargs, sizes, lambda dtype: dtype)
     if error is not None and _HALVES.search(str(error)):
         return _run(
             op, args, kwargs, sizes, lambda dtype: torch.float32 if _is_half(dtype) else dtype
+        )
+    if error is not None and is_tracing():  # JAX's integers have 32 bits where torch's have 64
+        return _run(
+            op, args, kwargs, sizes, lambda dtype: torch.int64 if dtype == torch.int32 else dtype
         )
     return error
 
