@@ -81,7 +81,7 @@ class FlatProgram:
         read: positions of the inputs that a result depends on.
         results: how many results the function has.
         layouts: of the values that come after them, in the order they were met.
-        constants: by position of an input what a `jit` around everything says of it.
+        input_layouts: by position of an input the sharding that a `jit` around everything declares.
     """
 
     jaxpr: ClosedJaxpr
@@ -89,7 +89,7 @@ class FlatProgram:
     read: tuple[int, ...]
     results: int
     layouts: tuple[Any, ...]
-    constants: dict[int, Any]
+    input_layouts: dict[int, Any]
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Compute it, under Auto axes, with those inputs that are read."""
@@ -131,7 +131,7 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
         tuple(at for at, var in enumerate(opened(traced_flat).invars) if id(var) in read_ids),
         len(opened(traced_flat).outvars) - len(notes.layouts),
         tuple(notes.layouts),
-        notes.constants,
+        notes.input_layouts,
     )
 
 
@@ -162,7 +162,7 @@ class _Notes:
         self.leaves = {id(leaf): at for at, leaf in enumerate(leaves)}
         self.values: list[Any] = []
         self.layouts: list[Any] = []
-        self.constants: dict[int, Any] = {}
+        self.input_layouts: dict[int, Any] = {}
 
     def value(self, value: Any, layout: Any) -> None:
         self.values.append(value)
@@ -173,7 +173,7 @@ class _Notes:
         if not isinstance(layout, NamedSharding):
             return value
         if id(value) in self.leaves:
-            self.constants.setdefault(self.leaves[id(value)], layout)
+            self.input_layouts.setdefault(self.leaves[id(value)], layout)
             return value
         constrained = constrain(value, on_mesh(layout, auto(layout.mesh)))
         self.value(constrained, layout)

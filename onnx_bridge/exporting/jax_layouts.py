@@ -74,7 +74,7 @@ def specs_for(
 
 def _layouts(taken: SplitFunction, program: FlatProgram) -> Iterator[Any]:
     yield from map(_leaf_sharding, (*taken.weights.values(), *taken.inputs.values()))
-    yield from program.constants.values()
+    yield from program.input_layouts.values()
     yield from program.layouts
 
 
@@ -89,7 +89,7 @@ def _of_leaves(
     """What arrays say of themselves, or a `jit` around everything says of them."""
     specs = {}
     for at, (name, leaf) in enumerate(leaves.items(), first):
-        layout = program.constants.get(at) or _leaf_sharding(leaf)
+        layout = program.input_layouts.get(at) or _leaf_sharding(leaf)
         if layout is not None:
             specs |= _spec_of(name, layout, leaf.ndim, mesh)
     return specs

@@ -71,10 +71,10 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     machine = _machine(arguments.mesh)
     for path in (arguments.html, arguments.json):
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise PlanCommandError(f"{path} cannot be written: there is no folder for it")
+            raise PlanCommandError(f"{path} cannot be written: its folder does not exist")
     target = _target(arguments, machine)
     if twice := [text for text in arguments.plan if arguments.plan.count(text) > 1]:
-        raise PlanCommandError(f"--plan {twice[0]} is given twice")
+        raise PlanCommandError(f"--plan {twice[0]} is repeated")
     cases = [_case(arguments, target, machine, text) for text in arguments.plan or [None]]
     memory = None if arguments.memory is None else bytes_of(arguments.memory)
     limits = {} if arguments.timeout is None else {"timeout": arguments.timeout}

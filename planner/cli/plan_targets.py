@@ -128,7 +128,7 @@ def named(text: str, what: str) -> Any:
     """
     index, colon, name = text.rpartition(":")
     if not colon or not index or not name:
-        raise PlanCommandError(f"{text!r} does not say {what}: write script.py:name")
+        raise PlanCommandError(f"{text!r} does not name {what}: write script.py:name")
     module = _module(index)
     for chunk in name.split("."):
         if not hasattr(module, chunk):

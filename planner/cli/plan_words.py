@@ -166,7 +166,7 @@ def bytes_of(text: str) -> int:
     if match is None or (match[3] and not match[2]):
         raise PlanCommandError(f"--memory {text!r}: write a size such as 16GB or 16GiB")
     if not float(match[1]):
-        raise PlanCommandError(f"--memory {text!r}: a device without memory holds no step")
+        raise PlanCommandError(f"--memory {text!r}: a device needs memory")
     unit = match[2].upper()
     scale = 1024 ** "KMGT".index(unit) * 1024 if match[3] else _SIZES[unit]
     return round(float(match[1]) * scale)

@@ -98,7 +98,7 @@ def test_what_jit_says_of_its_arguments_and_results(mesh, rows):
     inner = jax.jit(jnp.sin, in_shardings=columns)
     fn = jax.jit(lambda x: inner(x + 1), in_shardings=rows, out_shardings=rows)
     program = flat_program(fn, [X])
-    assert program.given == {0: rows}
+    assert program.input_layouts == {0: rows}
     assert program.layouts == (columns, rows)
 
 
