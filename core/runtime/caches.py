@@ -43,6 +43,12 @@ class CacheSize(NamedTuple):
         entries: of all of them together.
         bound: entries that each keeps at most.
         caches: how many there are; of a table that each compiled function has, one for each.
+
+    Example:
+        >>> from isoshard.core.runtime import metrics
+        >>> sizes = metrics.cache_sizes().values()
+        >>> all(size.entries <= size.bound * size.caches for size in sizes)
+        True
     """
 
     entries: int

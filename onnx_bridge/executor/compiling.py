@@ -53,7 +53,7 @@ class Compiled:
     """A model that runs on a mesh. Made by `compile`.
 
     Args:
-        found: what the annotations say.
+        model_layout: the shardings that the annotations declare.
         max_bytes: of any value.
 
     Attributes:

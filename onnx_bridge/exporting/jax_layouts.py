@@ -7,10 +7,10 @@ everything says, else as the array itself does; an array on one device says noth
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from .flat_programs import flat_program
->>> from .jax_functions import take_apart
+>>> from .jax_functions import split_function
 >>> mesh = make_mesh((8,), ("data",))
 >>> double = jax.jit(lambda x: 2 * x, out_shardings=NamedSharding(mesh, P("data")))
->>> taken = take_apart(double, (jnp.ones(8),))
+>>> taken = split_function(double, (jnp.ones(8),))
 >>> program = flat_program(taken.function, [jnp.ones(8)])
 >>> mesh_for(None, taken, program) == mesh
 True

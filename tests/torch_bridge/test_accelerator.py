@@ -131,7 +131,7 @@ def groups():
     return found
 
 def beside_a_gpu():
-    from isoshard.torch_bridge import accelerator
+    from isoshard.torch_bridge.device import accelerator
     calls, asked = [], torch.accelerator
     gpu = dict(
         is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1,

@@ -142,7 +142,7 @@ def test_an_operator_without_lowering_is_named_with_the_way_out():
 def test_an_error_while_recording_does_not_spoil_what_was_recorded():
     x = torch.arange(6.0).to("jax").reshape(2, 3)
     y = x * 2
-    with pytest.raises(RuntimeError, match=r"must have same reduction dim"):
+    with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied"):
         y @ torch.ones(2, 2, device="jax")
     z = y + 1
     with pytest.raises(IndexError, match=r"Dimension out of range"):
@@ -217,7 +217,7 @@ def test_a_mesh_without_devices_is_refused_with_the_fix():
 
 
 def test_a_mesh_must_be_a_mesh():
-    with pytest.raises(TypeError, match=r"a mesh is a jax\.sharding\.Mesh.*given was int"):
+    with pytest.raises(TypeError, match=r"a mesh is a jax\.sharding\.Mesh.*not a int"):
         xs.mark_sharding(torch.ones(8, device="jax"), 8, ("x",))
 
 

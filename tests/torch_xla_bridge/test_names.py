@@ -12,7 +12,7 @@ import pytest
 from isoshard.torch_xla_bridge import torch_xla
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = "isoshard.torch_bridge."
+OURS = "isoshard.torch_xla_bridge."
 STATES = ("offered", "different", "refused")
 
 # What the API pages of torch_xla's guide document.

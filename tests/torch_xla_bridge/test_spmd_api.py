@@ -357,7 +357,7 @@ def test_meshes_of_others_are_taken():
     assert repr(mesh_from(make_mesh((2, 4), ("x", "y")))) == repr(want)
     ranks = torch.arange(8).reshape(2, 4)
     assert repr(mesh_from(DeviceMesh("xla", ranks, mesh_dim_names=("x", "y")))) == repr(want)
-    with pytest.raises(TypeError, match=r"a mesh is a jax.sharding.Mesh.*given was str"):
+    with pytest.raises(TypeError, match=r"a mesh is a jax.sharding.Mesh.*not a str"):
         mesh_from("x")
 
 

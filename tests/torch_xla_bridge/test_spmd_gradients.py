@@ -79,7 +79,7 @@ def test_the_other_order_is_a_strided_shard_and_back(mesh):
         u.redistribute(mesh, None)
     plain = data(3).to("jax")
     assert not hasattr(plain, "full_tensor")  # libraries take it for a DTensor by that
-    with pytest.raises(RuntimeError, match="lies on no mesh has no local pieces"):
+    with pytest.raises(RuntimeError, match="is on no mesh has no local tensors"):
         plain.to_local()
 
 

@@ -213,7 +213,7 @@ def test_regions_nest_and_end():
 def test_an_error_inside_ends_the_region():
     x = torch.ones(2, 3, device="jax")
     with (
-        pytest.raises(RuntimeError, match="same reduction dim"),
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
         torch.autocast("jax", torch.bfloat16),
     ):
         x @ x

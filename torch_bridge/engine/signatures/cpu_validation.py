@@ -57,7 +57,7 @@ def validate(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     requested = {arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.dtype)}
     if not dtypes | requested <= SPELLED.keys():
         return  # float8, uint16, ..: CPUs compute less with them than other devices
-    if current_node() is not None and len(dtypes) > 1:
+    if len(dtypes) > 1 and current_node() is not None:
         return  # torch.func's autocast reaches no gradients of operators, so these mix dtypes
     error = kernel_error(op, args, kwargs)
     if error is not None:
