@@ -8,13 +8,13 @@
 ...     print(error.code, isinstance(error, iso.ShardingError))
 ISO003 True
 
-Each class has a code, and a section in docs/troubleshooting.md. The errors of weights, planning and
+`CheckpointError`, `PlanError`, `RecompilationWarning` and `ShardingError` are in `isoshard` as well, and
+listed there. Each class has a code, and a section in docs/troubleshooting.md. The errors of weights, planning and
 ONNX are in `iso.weights`, `iso.planner` and `iso.onnx`.
 """
 
 from isoshard.core.errors import (
     CaptureError,
-    CheckpointError,
     ClusterWarning,
     CopyError,
     DeviceError,
@@ -22,30 +22,34 @@ from isoshard.core.errors import (
     NoValueError,
     PrivateNameError,
     PrivateNameWarning,
-    RecompilationWarning,
     ReplicationWarning,
-    ShardingError,
     SpecError,
     UnevenError,
     UnrepresentableError,
     UntestedVersionWarning,
 )
-from isoshard.core.plan import PlanError, UnusedRuleWarning
+from isoshard.core.errors import (
+    CheckpointError as CheckpointError,
+)
+from isoshard.core.errors import (
+    RecompilationWarning as RecompilationWarning,
+)
+from isoshard.core.errors import (
+    ShardingError as ShardingError,
+)
+from isoshard.core.plan import PlanError as PlanError
+from isoshard.core.plan import UnusedRuleWarning
 
 __all__ = [
     "CaptureError",
-    "CheckpointError",
     "ClusterWarning",
     "CopyError",
     "DeviceError",
     "DistributedError",
     "NoValueError",
-    "PlanError",
     "PrivateNameError",
     "PrivateNameWarning",
-    "RecompilationWarning",
     "ReplicationWarning",
-    "ShardingError",
     "SpecError",
     "UnevenError",
     "UnrepresentableError",

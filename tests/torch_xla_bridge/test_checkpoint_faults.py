@@ -16,7 +16,6 @@ from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager
 from isoshard.torch_bridge.checkpoints import manager as managers
 from isoshard.torch_bridge.checkpoints.manager import store_at
-from tests.torch_bridge.torch_xla.faulty_store import Faults, FaultyLocal, FaultyRemote, Injected
 from tests.torch_xla_bridge.checkpoint_states import (
     plain_state,
     plainly_restored,
@@ -24,6 +23,7 @@ from tests.torch_xla_bridge.checkpoint_states import (
     same,
     small_state,
 )
+from tests.torch_xla_bridge.faulty_store import Faults, FaultyLocal, FaultyRemote, Injected
 
 OLD, NEW = 1, 2
 SCENES = {

@@ -302,7 +302,7 @@ def check_from_local_refuses(world):
         iso.errors.UnevenError, r"w: local shape \(3, 16\).*axis 0 has local size 3.*4 in"
     ):
         iso.from_local(host[:3], mesh, P(("x", "y")), name="w")
-    with raising(iso.ShardingError, rf"process {world.rank} holds .*, which is \[.*iso\.shard"):
+    with raising(iso.ShardingError, rf"process {world.rank} has shape .*, which is \[.*iso\.shard"):
         iso.from_local(host, mesh, P(("x", "y")), shape=(8, 16))
     with raising(iso.errors.UnevenError, "no multiple of its 4 shards"):
         iso.from_local(host, mesh, P(("x", "y")), shape=(6, 16))

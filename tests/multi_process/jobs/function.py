@@ -204,7 +204,7 @@ def check_custom_vjp_shard_map_and_constraints(world):
 
     def function(x):  # both find the mesh of the DTensors
         x = jax.lax.with_sharding_constraint(x, P("tp", "dp"))
-        return jax.shard_map(local, in_specs=P("tp", "dp"), out_sharding=P("tp", "dp"))(x)
+        return jax.shard_map(local, in_specs=P("tp", "dp"), out_specs=P("tp", "dp"))(x)
 
     x.grad = None
     y = iso.torch_function(function)(x)

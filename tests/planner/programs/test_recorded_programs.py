@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isoshard.core.runtime.hlo_text import parsed
-from isoshard.planner.programs.nearest_lines import line_of
+from isoshard.planner.programs.hlo_lines import line_of
 
 RECORDED = Path(__file__).with_name("recorded")
 """Programs of `sample_steps.layers` on 2 x 2 devices: of libtpu 0.0.52, jax-cuda12-plugin 0.10.2
