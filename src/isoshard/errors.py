@@ -8,8 +8,8 @@
 ...     print(error.code, isinstance(error, iso.ShardingError))
 ISO003 True
 
-`CheckpointError`, `PlanError`, `RecompilationWarning` and `ShardingError` are in `isoshard` as well, and
-listed there. Each class has a code, and a section in docs/troubleshooting.md. The errors of weights, planning and
+`CheckpointError`, `PlanError`, `RecompilationWarning` and `ShardingError` are listed in `isoshard`.
+Each class has a code, and a section in docs/troubleshooting.md. The errors of weights, planning and
 ONNX are in `iso.weights`, `iso.planner` and `iso.onnx`.
 """
 
