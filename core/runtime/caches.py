@@ -45,9 +45,7 @@ class CacheSize(NamedTuple):
         caches: how many there are; of a table that each compiled function has, one for each.
 
     Example:
-        >>> from isoshard.core.runtime import metrics
-        >>> sizes = metrics.cache_sizes().values()
-        >>> all(size.entries <= size.bound * size.caches for size in sizes)
+        >>> all(size.entries <= size.bound * size.caches for size in cache_sizes().values())
         True
     """
 
