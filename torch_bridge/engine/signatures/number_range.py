@@ -8,7 +8,7 @@ element can pass.
 >>> torch.ones(2, device="jax").clamp(max=1e39)
 Traceback (most recent call last):
 ...
-RuntimeError: value cannot be converted to type torch.float32 without overflow: aten.clamp.default, max=1e+39
+RuntimeError: value cannot be converted to type float without overflow: aten.clamp.default, max=1e+39
 """  # noqa: E501
 
 from __future__ import annotations
