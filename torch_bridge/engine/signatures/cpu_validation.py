@@ -28,7 +28,6 @@ import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
-from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.values.metas import map_leaves
 
 from .shape_checks import SPELLED
@@ -44,6 +43,11 @@ _LAZY = 2**16
 
 _HALVES = re.compile(r"not implemented for '(Half|BFloat16)'")
 _CPU_ALONE = re.compile("nansum on CPU|half to float conversion is not supported on CPU")
+_INT32_TARGETS = ("nll_loss_forward", "nll_loss2d_forward")
+"""Losses whose class indices may have 32 bits, as JAX's integers have in a `jax_function`.
+
+Not only while JAX traces: a signature is validated once, whoever meets it first.
+"""
 _KERNEL_NAME = re.compile(r'^"\w+"(?= not implemented for)')
 
 
@@ -116,7 +120,7 @@ def _sized_error(
         return _run(
             op, args, kwargs, sizes, lambda dtype: torch.float32 if _is_half(dtype) else dtype
         )
-    if error is not None and is_tracing():  # JAX's integers have 32 bits where torch's have 64
+    if error is not None and plain_name(op) in _INT32_TARGETS:
         return _run(
             op, args, kwargs, sizes, lambda dtype: torch.int64 if dtype == torch.int32 else dtype
         )
