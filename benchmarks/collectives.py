@@ -43,7 +43,7 @@ class Collective(NamedTuple):
 def find(program: str) -> list[Collective]:
     """List the collectives of an HLO module's text, in the order of the text."""
     sent = map(operation, instructions(program).values())
-    return [Collective(*found) for found in sent if found is not None]
+    return [Collective(*match) for match in sent if match is not None]
 
 
 def summarize(program: str) -> dict[str, tuple[int, int]]:

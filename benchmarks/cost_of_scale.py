@@ -34,7 +34,7 @@ from tools.harness import calls, results, tables, timing
 from tools.harness.command import Benchmark
 
 SIZES = (1, 2, 4, 8, 16, 32)
-FITTED, TRIED, FORETOLD = (2, 4, 8), (16, 32), (64, 256, 1024)
+FITTED, TRIED, EXTRAPOLATED = (2, 4, 8), (16, 32), (64, 256, 1024)
 MEASURED = FITTED + TRIED  # a process alone has nobody to talk to
 ROUND_TRIP = 0.0005
 """Seconds between two machines of a cluster, there and back; assumed."""
@@ -139,22 +139,22 @@ def main() -> None:
     """Measure, and write what was found."""
     benchmark = Benchmark("cost_of_scale", __doc__, quick=1, docs=("clusters.md", markdown))
     benchmark.add("--sizes", type=int, nargs="+", choices=SIZES, help="processes; default: all")
-    given = benchmark.parse()
+    options = benchmark.parse()
     kept = results.saved(benchmark.name)
     alone = calls.call("benchmarks.hosts.rank_work:shard_alone", 300, limit=120)
-    found: dict[str, Any] = {"alone": timing.summary(alone, "off")}
-    for size in given.sizes or ((1, 2, 4) if given.quick else SIZES):
+    records: dict[str, Any] = {"alone": timing.summary(alone, "off")}
+    for size in options.sizes or ((1, 2, 4) if options.quick else SIZES):
         tables.show(f"{size} processes ..")
-        found[str(size)] = summary(launch(size))
-        if not given.quick:
-            results.save(benchmark.name, {**kept, **found})
-    kept |= found
-    if given.quick:
-        tables.show(*(f"{n}: {kept[n]}" for n in found))
+        records[str(size)] = summary(launch(size))
+        if not options.quick:
+            results.save(benchmark.name, {**kept, **records})
+    kept |= records
+    if options.quick:
+        tables.show(*(f"{n}: {kept[n]}" for n in records))
     elif missing := [n for n in SIZES if str(n) not in kept]:
         tables.show(f"no tables yet: {missing} have not been measured")
     else:
-        benchmark.finish(found, merge=True)
+        benchmark.finish(records, merge=True)
         FIGURE.write_text(draw(growths(kept)))
 
 
@@ -172,7 +172,7 @@ def launch(
     Returns:
         The report of each rank.
     """
-    each = [{**one, "JAX_PLATFORMS": "cpu"} for one in calls.ranks(size)]
+    each = [{**rank, "JAX_PLATFORMS": "cpu"} for rank in calls.ranks(size)]
     with tempfile.TemporaryDirectory() as folder:
         work = "benchmarks.hosts.rank_work:measure"
         return calls.together(work, folder, repeats, patience, variables=each, limit=limit)
@@ -188,13 +188,15 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         By phase and field, and under "" of the process, three numbers: of "a rank" (the lower
         median), the "busiest", and "all" together.
     """
-    found: dict[str, Any] = {}
+    phases: dict[str, Any] = {}
     for phase in PHASES:
-        told = [report["phases"][phase] for report in reports]
-        found[phase] = {field: _pooled([one[field] for one in told]) for field in told[0]}
+        measured = [report["phases"][phase] for report in reports]
+        phases[phase] = {
+            field: _pooled([record[field] for record in measured]) for field in measured[0]
+        }
     fields = ("rss", "peak", "files", "threads", "saved", "manifest")
-    found[""] = {field: _pooled([report[field] for report in reports]) for field in fields}
-    return found
+    phases[""] = {field: _pooled([report[field] for report in reports]) for field in fields}
+    return phases
 
 
 def values(runs: Mapping[str, Any], sizes: Sequence[int], quantity: Quantity) -> list[float]:
@@ -223,8 +225,11 @@ def missed_by(runs: Mapping[str, Any], quantity: Quantity) -> float:
 def growths(runs: Mapping[str, Any]) -> dict[str, tuple[dict[int, float], Growth]]:
     """By quantity what was measured, and how it grows."""
     return {
-        name: (dict(zip(SIZES, values(runs, SIZES, one), strict=True)), growth_of(runs, one))
-        for name, one in QUANTITIES.items()
+        name: (
+            dict(zip(SIZES, values(runs, SIZES, quantity), strict=True)),
+            growth_of(runs, quantity),
+        )
+        for name, quantity in QUANTITIES.items()
     }
 
 
@@ -261,23 +266,31 @@ def markdown(runs: dict[str, Any]) -> str:
         runs: the results.
     """
     rows = []
-    for name, one in QUANTITIES.items():
-        growth = growth_of(runs, one)
-        told = [*values(runs, SIZES, one), *(growth.at(n) for n in FORETOLD)]
-        cells = [one.form.format(value / one.unit) for value in told]
-        off = f"{missed_by(runs, one):.0%}"
+    for name, quantity in QUANTITIES.items():
+        growth = growth_of(runs, quantity)
+        figures = [*values(runs, SIZES, quantity), *(growth.at(n) for n in EXTRAPOLATED)]
+        cells = [quantity.form.format(value / quantity.unit) for value in figures]
+        off = f"{missed_by(runs, quantity):.0%}"
         rows.append([name, *cells[: len(SIZES)], growth.shape, off, *cells[len(SIZES) :]])
-    titles = ["a rank, or as it says", *map(str, SIZES), "grows as", "off by", *_named(FORETOLD)]
+    titles = [
+        "a rank, or as it says",
+        *map(str, SIZES),
+        "grows as",
+        "off by",
+        *_named(EXTRAPOLATED),
+    ]
     first = tables.markdown(titles, rows, right=True)
     rows = []
     for name, phases in SHOWN.items():
         wall = [values(runs, SIZES, Quantity(phase, "seconds", "a rank")) for phase in phases]
         here = [[seconds_here(runs, phase, n) for n in TRIED] for phase in phases]
-        hosts = [[seconds_on_hosts(runs, phase, n) for n in FORETOLD] for phase in phases]
-        told = [sum(column) for part in (wall, here, hosts) for column in zip(*part, strict=True)]
-        rows.append([name, *(f"{value:.2g}" for value in told)])
+        hosts = [[seconds_on_hosts(runs, phase, n) for n in EXTRAPOLATED] for phase in phases]
+        figures = [
+            sum(column) for part in (wall, here, hosts) for column in zip(*part, strict=True)
+        ]
+        rows.append([name, *(f"{value:.2g}" for value in figures)])
     titles = ["seconds", *map(str, SIZES), *(f"predicted, {n}" for n in TRIED)]
-    titles += [f"{n} machines" for n in _named(FORETOLD)]
+    titles += [f"{n} machines" for n in _named(EXTRAPOLATED)]
     return f"{first}\n\n{tables.markdown(titles, rows, right=True)}"
 
 

@@ -48,9 +48,9 @@ def counted(text: str, sizes: dict[str, int]) -> dict[str, Sent]:
         By kind and axes, "all-gather data".
     """
     bodies, entry = _bodies(text)
-    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
-    _walk(bodies, entry, 1, sizes, found)
-    return {name: Sent(*sums) for name, sums in sorted(found.items())}
+    totals: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+    _walk(bodies, entry, 1, sizes, totals)
+    return {name: Sent(*sums) for name, sums in sorted(totals.items())}
 
 
 def _bodies(text: str) -> tuple[dict[str, list[str]], str]:
@@ -69,7 +69,7 @@ def _walk(
     name: str,
     times: int,
     sizes: dict[str, int],
-    found: dict[str, list[int]],
+    totals: dict[str, list[int]],
     channels: set[str] | None = None,
 ) -> None:
     seen = set[str]() if channels is None else channels
@@ -81,13 +81,13 @@ def _walk(
                 if channel[1] in seen:
                     continue
                 seen.add(channel[1])
-            _add(name, line, sends, times, sizes, found)
+            _add(name, line, sends, times, sizes, totals)
         elif loop := re.search(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)", line):
-            _walk(bodies, loop[2], times * _runs(bodies, line, loop[1], loop[2]), sizes, found)
+            _walk(bodies, loop[2], times * _runs(bodies, line, loop[1], loop[2]), sizes, totals)
         elif inner := re.search(r" call\(.*to_apply=%?([\w.\-]+)", line):
-            _walk(bodies, inner[1], times, sizes, found)
+            _walk(bodies, inner[1], times, sizes, totals)
         elif inner := re.search(r" (?:fusion|async-start)\(.*calls=%?([\w.\-]+)", line):
-            _walk(bodies, inner[1], times, sizes, found, seen)
+            _walk(bodies, inner[1], times, sizes, totals, seen)
 
 
 def _add(
@@ -96,7 +96,7 @@ def _add(
     sends: re.Match[str],
     times: int,
     sizes: dict[str, int],
-    found: dict[str, list[int]],
+    totals: dict[str, list[int]],
 ) -> None:
     shape, kind = sends["shape"], sends["kind"]
     if sends["start"] and kind != "all-reduce":
@@ -104,12 +104,12 @@ def _add(
     axes = _axes(line, sizes)
     if not axes:
         return
-    size = sum(_bytes(*one) for one in re.findall(r"([a-z]\w*)\[([\d,]*)\]", shape))
+    size = sum(_bytes(*match) for match in re.findall(r"([a-z]\w*)\[([\d,]*)\]", shape))
     if kind == "reduce-scatter":
         size *= math.prod(sizes[axis] for axis in axes)
     if kind == "all-reduce" and body.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # how a TPU's program writes it
-    sums = found[f"{kind} {'+'.join(axes)}"]
+    sums = totals[f"{kind} {'+'.join(axes)}"]
     sums[0] += times
     sums[1] += times * (1 if kind == "all-to-all" else shape.count("["))
     sums[2] += times * size
@@ -130,47 +130,47 @@ def _halves(shape: str) -> list[str]:
 def _bytes(dtype: str, sizes: str) -> int:
     digits = re.search(r"\d+", dtype)
     bits = _BITS.get(dtype, int(digits[0]) if digits else 8)
-    return math.prod(int(one) for one in sizes.split(",") if one) * bits // 8
+    return math.prod(int(size) for size in sizes.split(",") if size) * bits // 8
 
 
 def _axes(line: str, sizes: dict[str, int]) -> tuple[str, ...]:
     """The mesh axes along which devices that talk differ."""
     grid = list(itertools.product(*(range(size) for size in sizes.values())))
-    found = set[int]()
+    axes = set[int]()
     for group in _groups(line, len(grid)):
-        for one, other in itertools.pairwise(group):
-            pairs = zip(grid[one % len(grid)], grid[other % len(grid)], strict=True)
-            found |= {at for at, (a, b) in enumerate(pairs) if a != b}
-    return tuple(name for at, name in enumerate(sizes) if at in found)
+        for device, other in itertools.pairwise(group):
+            pairs = zip(grid[device % len(grid)], grid[other % len(grid)], strict=True)
+            axes |= {at for at, (a, b) in enumerate(pairs) if a != b}
+    return tuple(name for at, name in enumerate(sizes) if at in axes)
 
 
 def _groups(line: str, count: int) -> list[list[int]]:
-    if found := re.search(r"source_target_pairs=\{(.*?)\}\}", line):
-        return [_numbers(pair) for pair in re.findall(r"\{(\d+,\d+)", "{" + found[1])]
-    if found := re.search(r"groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        shape = _numbers(found[2])
+    if match := re.search(r"source_target_pairs=\{(.*?)\}\}", line):
+        return [_numbers(pair) for pair in re.findall(r"\{(\d+,\d+)", "{" + match[1])]
+    if match := re.search(r"groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        shape = _numbers(match[2])
         devices = np.arange(math.prod(shape)).reshape(shape)
-        if found[3]:
-            devices = devices.transpose(_numbers(found[3]))
-        return devices.reshape(_numbers(found[1])).tolist()
+        if match[3]:
+            devices = devices.transpose(_numbers(match[3]))
+        return devices.reshape(_numbers(match[1])).tolist()
     named = r"groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?\{(.*?)\}"
-    if found := re.search(named, line):
-        extents = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found[1])}
-        talking = [list(extents).index(name) for name in re.findall(r"'(\w+)'", found[4])]
-        base = _numbers(found[2]) if found[2] else list(extents.values())
+    if match := re.search(named, line):
+        extents = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        talking = [list(extents).index(name) for name in re.findall(r"'(\w+)'", match[4])]
+        base = _numbers(match[2]) if match[2] else list(extents.values())
         devices = np.arange(math.prod(base)).reshape(base)
-        devices = devices.transpose(_numbers(found[3])) if found[3] else devices
+        devices = devices.transpose(_numbers(match[3])) if match[3] else devices
         devices = devices.reshape(tuple(extents.values()))
         last = range(devices.ndim - len(talking), devices.ndim)
         wide = math.prod(devices.shape[at] for at in talking)
         return np.moveaxis(devices, talking, last).reshape(-1, wide).tolist()
-    if found := re.search(r"groups=\{(\{.*?\})\}", line):
-        return [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1])]
+    if match := re.search(r"groups=\{(\{.*?\})\}", line):
+        return [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", match[1])]
     return [list(range(count))]
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(one) for one in text.split(",")]
+    return [int(word) for word in text.split(",")]
 
 
 def _runs(bodies: dict[str, list[str]], line: str, condition: str, body: str) -> int:
@@ -195,8 +195,8 @@ def _step(condition: list[str], body: list[str]) -> int:
     root = re.search(r"ROOT .* tuple\((.*?)\)", "\n".join(body))
     if not place or not root:
         return 1
-    next_one = re.escape(root[1].split(", ")[int(place[1])].lstrip("%"))
-    added = re.search(rf"%{next_one} = \S+ add\(%[\w.\-]+, %([\w.\-]+)\)", "\n".join(body))
+    following = re.escape(root[1].split(", ")[int(place[1])].lstrip("%"))
+    added = re.search(rf"%{following} = \S+ add\(%[\w.\-]+, %([\w.\-]+)\)", "\n".join(body))
     number = added and re.search(
         rf"%{re.escape(added[1])} = \S+ constant\((\d+)\)", "\n".join(body)
     )

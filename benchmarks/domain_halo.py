@@ -142,21 +142,21 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
             times = timing.summary(timing.interleave(contestants, rounds=rounds), "xla")
             label = f"{name}, {'gradients' if backward else 'forward'}"
             results[label] = times
-            found = "  ".join(
+            summary = "  ".join(
                 f"{k} {v['median_ms']:.2f} ({v['ratio']:.2f})" for k, v in times.items()
             )
-            print(f"{label}: {found}", flush=True)
+            print(f"{label}: {summary}", flush=True)
     return results
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(results: dict[str, Any]) -> Table:
     """Show what `measure` found."""
-    rows = {name: row for name, row in found.items() if "xla" in row}
+    rows = {name: row for name, row in results.items() if "xla" in row}
     columns = {"XLA": "{xla[median_ms]:.1f} ms"}
     columns |= {
         name: f"{{{name}[ratio]:.2f}}" for name in next(iter(rows.values())) if name != "xla"
     }
-    size = " x ".join(map(str, found["field"]))
+    size = " x ".join(map(str, results["field"]))
     return tables.by_name(f"{size} on {DEVICES} devices, over XLA's own", columns, rows)
 
 
@@ -168,9 +168,9 @@ def main() -> None:
     benchmark = Benchmark(
         "domain_halo", __doc__, rounds=25, quick=3, docs=("benchmarks.md", markdown)
     )
-    given = benchmark.parse()
+    options = benchmark.parse()
     iso.simulate_devices(DEVICES)
-    benchmark.finish(measure(64 if given.quick else 512, given.rounds))
+    benchmark.finish(measure(64 if options.quick else 512, options.rounds))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,13 @@ def main() -> None:
     """Run the benchmark and save `benchmarks/results/domain_knn.json`."""
     benchmark = Benchmark("domain_knn", __doc__, rounds=10, docs=("benchmarks.md", markdown))
     benchmark.add("--turns", type=int, default=2, help="times that each is started (2)")
-    given = benchmark.parse()
+    options = benchmark.parse()
     turns = [
-        {name: run(name, SMALL, given.rounds) for name in CONTESTANTS} for _ in range(given.turns)
+        {name: run(name, SMALL, options.rounds) for name in CONTESTANTS}
+        for _ in range(options.turns)
     ]
     large = {
-        name: [run(name, LARGE, max(1, given.rounds // 3))]
+        name: [run(name, LARGE, max(1, options.rounds // 3))]
         for name in ("isoshard", "isoshard with gradients")
     }
     results = {
@@ -67,20 +68,20 @@ def run(name: str, size: Size, rounds: int, *, limit: float = LIMIT) -> list[dic
     variables = calls.ranks(DEVICES) if name == "DTensor" else variables
     try:
         return calls.together(
-            "benchmarks.knn_contestants:found",
+            "benchmarks.knn_contestants:measured",
             *(name, *size, rounds),
-            variables=[{**one, "JAX_PLATFORMS": "cpu"} for one in variables],
+            variables=[{**variable, "JAX_PLATFORMS": "cpu"} for variable in variables],
             limit=limit,
         )
     except calls.Failed as error:
         raise RuntimeError(f"{name} {error}") from None
 
 
-def summary(found: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
+def summary(turns_of: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
     """Put the turns and processes of each contestant together.
 
     Args:
-        found: by name, for each turn, what each process found.
+        turns_of: by name, for each turn, what each process found.
 
     Returns:
         By name: median and best milliseconds, ratio to isoshard's median, seconds of the first call
@@ -91,19 +92,21 @@ def summary(found: dict[str, list[list[dict[str, Any]]]]) -> dict[str, Any]:
     """
     times = {
         name: [seconds for turn in turns for seconds in turn[0]["seconds"]]
-        for name, turns in found.items()
+        for name, turns in turns_of.items()
     }
     results: dict[str, Any] = timing.summary(times, "isoshard")
-    want = found["isoshard"][0][0]["sums"]
-    for name, turns in found.items():
-        for sums in (one["sums"] for turn in turns for one in turn):
+    want = turns_of["isoshard"][0][0]["sums"]
+    for name, turns in turns_of.items():
+        for sums in (record["sums"] for turn in turns for record in turn):
             if any(abs(a - b) > 1e-5 * abs(b) for a, b in zip(sums, want, strict=True)):
                 raise RuntimeError(f"{name} found sums of {sums}, isoshard {want}")
         results[name] |= {
             "first_s": min(turn[0]["first_s"] for turn in turns),
             "processes": len(turns[0]),
-            "peak_mib": max(sum(one["peak"] for one in turn) for turn in turns) / 2**20,
-            "added_mib": max(sum(one["peak"] - one["before"] for one in turn) for turn in turns)
+            "peak_mib": max(sum(record["peak"] for record in turn) for turn in turns) / 2**20,
+            "added_mib": max(
+                sum(record["peak"] - record["before"] for record in turn) for turn in turns
+            )
             / 2**20,
         }
     return results
@@ -125,22 +128,22 @@ def table(results: dict[str, Any], size: Size) -> Table:
     return tables.by_name(title, columns, results)
 
 
-def both(found: dict[str, Any]) -> list[Table]:
+def both(measured: dict[str, Any]) -> list[Table]:
     """The tables of the small and of the large cloud.
 
     Args:
-        found: the results.
+        measured: the results.
     """
-    return [table(found[name], size) for name, size in (("small", SMALL), ("large", LARGE))]
+    return [table(measured[name], size) for name, size in (("small", SMALL), ("large", LARGE))]
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(measured: dict[str, Any]) -> str:
     """The table of docs/benchmarks.md.
 
     Args:
-        found: the results.
+        measured: the results.
     """
-    return "\n\n".join(map(tables.in_markdown, both(found)))
+    return "\n\n".join(map(tables.in_markdown, both(measured)))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     for devices in QUICK if quick else EVERY:
         tables.show(f"compiling for {devices} devices ..")
-        lines += calls.call("benchmarks.domain_scaling:found_alone", devices)
+        lines += calls.call("benchmarks.domain_scaling:measured_alone", devices)
     check(lines)
     results = grouped(lines)
     if not quick:
@@ -50,11 +50,11 @@ def main() -> None:
     benchmark.finish(results, table(lines))
 
 
-def found_alone(devices: int) -> list[dict[str, Any]]:
+def measured_alone(devices: int) -> list[dict[str, Any]]:
     """What a process of its own finds, which has so many virtual devices."""
     jax.config.update("jax_disable_most_optimizations", True)  # LLVM's, not the partitioner
     iso.simulate_devices(devices)
-    return found_here(devices)
+    return measured_here(devices)
 
 
 def sizes(case: Case, devices: int) -> Iterable[tuple[Size, str]]:
@@ -67,7 +67,7 @@ def sizes(case: Case, devices: int) -> Iterable[tuple[Size, str]]:
             yield Size(devices, STRONG // devices, split), "strong"
 
 
-def found_here(devices: int, cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
+def measured_here(devices: int, cases: Sequence[Case] = CASES) -> list[dict[str, Any]]:
     """Compile cases for virtual devices of this process.
 
     Args:
@@ -78,13 +78,13 @@ def found_here(devices: int, cases: Sequence[Case] = CASES) -> list[dict[str, An
         For each size: name, split, scaling, devices, rows per device, and bytes forward and
         backward, compiled and on paper.
     """
-    lines, known = [], {}
+    lines, totals = [], {}
     for case in cases:
         for size, scaling in sizes(case, devices):
             key = case.name, size
-            known[key] = known.get(key) or measured(case, size)
+            totals[key] = totals.get(key) or measured(case, size)
             line = {"name": case.name, "split": size.split, "scaling": scaling}
-            lines.append(line | {"devices": devices, "rows": size.rows} | known[key])
+            lines.append(line | {"devices": devices, "rows": size.rows} | totals[key])
     return lines
 
 
@@ -106,7 +106,7 @@ def check(lines: Sequence[dict[str, Any]], cases: Sequence[Case] = CASES) -> Non
     """Compare with the formulas.
 
     Args:
-        lines: as `found_here` gives them.
+        lines: as `measured_here` gives them.
         cases: which they are of.
 
     Raises:
@@ -114,7 +114,7 @@ def check(lines: Sequence[dict[str, Any]], cases: Sequence[Case] = CASES) -> Non
             and none sends anything else. All of them in one message.
     """
     by_name = {case.name: case for case in cases}
-    faults, used = [], set()
+    messages, used = [], set()
     for line in lines:
         case = by_name[line["name"]]
         for way in WAYS:
@@ -123,18 +123,18 @@ def check(lines: Sequence[dict[str, Any]], cases: Sequence[Case] = CASES) -> Non
                 continue
             used.add((case.name, line["split"], way))
             if (line["split"], way) not in case.differs:
-                faults.append(
+                messages.append(
                     f"{case.name}, {line['split']}, {way}, {line['devices']} devices of "
                     f"{line['rows']} rows: {have:.0f} bytes, {want:.0f} on paper"
                 )
-    faults += [
+    messages += [
         f"{case.name}, {split}, {way}: as on paper, and a reason is given why not"
         for case in cases
         for split, way in case.differs
         if (case.name, split, way) not in used
     ]
-    if faults:
-        raise RuntimeError("programs and formulas differ:\n" + "\n".join(faults))
+    if messages:
+        raise RuntimeError("programs and formulas differ:\n" + "\n".join(messages))
 
 
 def grouped(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def grouped(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for line in lines:
         of = results.setdefault(line["name"], {}).setdefault(line["split"], {})
-        one = of.setdefault(line["scaling"], {})
+        group = of.setdefault(line["scaling"], {})
         for key in ("devices", "forward", "forward_paper", "backward", "backward_paper"):
-            one.setdefault(key, []).append(line[key])
+            group.setdefault(key, []).append(line[key])
     return results
 
 
@@ -156,8 +156,8 @@ def table(lines: Sequence[dict[str, Any]]) -> Table:
     for line in lines:
         if line["devices"] == least:
             pair = [ends[(*_key(line), devices)] for devices in (least, most)]
-            said = {f"{way} {n}": _bytes(pair[n], way) for way in WAYS for n in (0, 1)}
-            rows.append((_key(line), said))
+            cells = {f"{way} {n}": _bytes(pair[n], way) for way in WAYS for n in (0, 1)}
+            rows.append((_key(line), cells))
     columns = {f"{way}, {(least, most)[n]}": f"{{{way} {n}}}" for way in WAYS for n in (0, 1)}
     title = "bytes that the busiest device receives; * is not what the formula says"
     return tables.table(title, columns, rows, ("", "split", "scaling"))

@@ -49,7 +49,7 @@ def launch(rounds: int, *, limit: float = LIMIT) -> list[dict[str, Any]]:
     Raises:
         calls.Failed: a rank failed, or all took too long.
     """
-    each = [{**one, "JAX_PLATFORMS": "cpu"} for one in calls.ranks(RANKS)]
+    each = [{**rank, "JAX_PLATFORMS": "cpu"} for rank in calls.ranks(RANKS)]
     return calls.together("benchmarks.dtensor:work", rounds, variables=each, limit=limit)
 
 
@@ -70,11 +70,11 @@ def work(rounds: int) -> dict[str, Any]:
 
     iso.distributed.init_distributed()
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("x",))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for direction, make in {"to JAX": to_jax, "to torch": to_dtensor}.items():
         count_of_calls = rounds + WARMUP + 1
-        made = {size: make(count, mesh, count_of_calls) for size, count in SIZES.items()}
-        ours = {size: call["isoshard"] for size, call in made.items()}
+        calls_of = {size: make(count, mesh, count_of_calls) for size, count in SIZES.items()}
+        ours = {size: call["isoshard"] for size, call in calls_of.items()}
         for call in ours.values():
             call()  # the first one asks all ranks whether they agree
         times: dict[str, list[float]] = {}
@@ -83,7 +83,7 @@ def work(rounds: int) -> dict[str, Any]:
             if rank == dist.get_rank():
                 times = timing.interleave(ours, rounds=rounds, warmup=WARMUP)
         dist.barrier()
-        found[direction] = {
+        results[direction] = {
             size: {
                 "isoshard": times[size],
                 **timing.interleave(
@@ -91,10 +91,10 @@ def work(rounds: int) -> dict[str, Any]:
                 ),
                 "shared": call["shared"](),
             }
-            for size, call in made.items()
+            for size, call in calls_of.items()
         }
     dist.barrier()
-    return found
+    return results
 
 
 def to_jax(count: int, mesh: Any, calls: int) -> dict[str, Callable[[], Any]]:
@@ -108,13 +108,13 @@ def to_jax(count: int, mesh: Any, calls: int) -> dict[str, Callable[[], Any]]:
     layout = translation.layout_of(x.placements, mesh, tuple(x.shape)).sharding
 
     def gather() -> jax.Array:
-        whole = x.full_tensor().numpy()
-        made = jax.make_array_from_callback(whole.shape, layout, lambda index: whole[index])
-        return made.block_until_ready()
+        gathered = x.full_tensor().numpy()
+        array = jax.make_array_from_callback(gathered.shape, layout, lambda index: gathered[index])
+        return array.block_until_ready()
 
     def shared() -> bool:
-        piece = iso.to_jax(x, copy=False).addressable_data(0)
-        return piece.unsafe_buffer_pointer() == x.to_local().data_ptr()
+        shard = iso.to_jax(x, copy=False).addressable_data(0)
+        return shard.unsafe_buffer_pointer() == x.to_local().data_ptr()
 
     return {"isoshard": lambda: iso.to_jax(x, copy=False), "gather": gather, "shared": shared}
 
@@ -129,17 +129,17 @@ def to_dtensor(count: int, mesh: Any, calls: int) -> dict[str, Callable[[], Any]
     import isoshard as iso
 
     array = iso.to_jax(_dtensor(count, mesh), copy=True)
-    piece = array.addressable_data(0)
+    shard = array.addressable_data(0)
 
     def fresh() -> jax.Array:
         """Another array over the buffer: JAX remembers the shards of one it was asked before."""
-        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [piece])
+        return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [shard])
 
     results = [fresh() for _ in range(calls)]
 
     def gather() -> torch.Tensor:
-        whole = multihost_utils.process_allgather(array, tiled=True)
-        return distribute_tensor(torch.tensor(whole), mesh, [Shard(0)], src_data_rank=None)
+        gathered = multihost_utils.process_allgather(array, tiled=True)
+        return distribute_tensor(torch.tensor(gathered), mesh, [Shard(0)], src_data_rank=None)
 
     def shared() -> bool:
         pointer = iso.to_dtensor(array, mesh, copy=False).to_local().data_ptr()
@@ -165,14 +165,14 @@ def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
     for direction, sizes in reports[0].items():
         results[direction] = rows = {}
         for size in sizes:
-            told = [report[direction][size] for report in reports]
+            measured = [report[direction][size] for report in reports]
             pooled = {
-                name: [seconds for one in told for seconds in one[name]]
+                name: [seconds for record in measured for seconds in record[name]]
                 for name in ("isoshard", "gather")
             }
             rows[size] = timing.summary(pooled, "isoshard")
-            rows[size]["shared"] = sum(one["shared"] for one in told)
-            rows[size]["ranks"] = len(told)
+            rows[size]["shared"] = sum(record["shared"] for record in measured)
+            rows[size]["ranks"] = len(measured)
         smallest = next(iter(rows.values()))["isoshard"]["median_ms"]
         for row in rows.values():
             row["to_smallest"] = row["isoshard"]["median_ms"] / smallest

@@ -109,14 +109,15 @@ def make(name: str) -> None:
     Raises:
         subprocess.CalledProcessError: pip could not install a package, and said why.
     """
-    wanted = ENVIRONMENTS[name]
-    print(f"installing {', '.join((*wanted.packages, *wanted.alone))} into {folder(name).name} ..")
+    environment = ENVIRONMENTS[name]
+    packages = ", ".join((*environment.packages, *environment.alone))
+    print(f"installing {packages} into {folder(name).name} ..")
     if not python_of(name).exists():
         venv.create(folder(name), with_pip=True)
-    _pip(name, *wanted.packages)
-    if wanted.alone:
-        _pip(name, "--pre", "--no-deps", *wanted.alone)
-    if wanted.ours:
+    _pip(name, *environment.packages)
+    if environment.alone:
+        _pip(name, "--pre", "--no-deps", *environment.alone)
+    if environment.ours:
         _pip(name, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
 
 

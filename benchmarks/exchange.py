@@ -78,8 +78,8 @@ def measure(
     """
     direction = make(megabytes * 2**20 // (4 * COLUMNS), mesh)
     shared = [
-        ours == wanted
-        for ours, wanted in zip(
+        ours == expected
+        for ours, expected in zip(
             direction.pointers(direction.ours()), direction.expected, strict=True
         )
     ]
@@ -112,13 +112,13 @@ def to_jax(rows: int, mesh: Mesh) -> Direction:
     """From a CPU tensor to a row-sharded `jax.Array`."""
     tensor = torch.ones(rows, COLUMNS)
     sharding = NamedSharding(mesh, P("x", None))
-    piece = tensor.nbytes // mesh.size
+    shard_bytes = tensor.nbytes // mesh.size
     return Direction(
         ours=lambda: iso.to_jax(tensor, sharding, copy=False),
         bare=lambda: jax.device_put(tensor.numpy(), sharding),
         copied=lambda: jax.block_until_ready(iso.to_jax(tensor, sharding, copy=True)),
         pointers=lambda array: [s.data.unsafe_buffer_pointer() for s in array.addressable_shards],
-        expected=[tensor.data_ptr() + number * piece for number in range(mesh.size)],
+        expected=[tensor.data_ptr() + number * shard_bytes for number in range(mesh.size)],
     )
 
 

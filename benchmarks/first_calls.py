@@ -59,8 +59,8 @@ def main() -> None:
     benchmark = Benchmark(
         "first_calls", __doc__, rounds=5, quick=1, docs=("benchmarks.md", markdown)
     )
-    found = measure(benchmark.parse().rounds)
-    benchmark.finish(found, table(found))
+    results = measure(benchmark.parse().rounds)
+    benchmark.finish(results, table(results))
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
@@ -73,16 +73,17 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
         By model the median seconds of processor time, captured and lazily.
     """
     kinds = [(model, way) for model in MODELS for way in ("captured", "lazy")]
-    taken = [{kind: _one(*kind) for kind in kinds} for _ in range(rounds)]
+    taken = [{kind: _first_call(*kind) for kind in kinds} for _ in range(rounds)]
     return {
         model: {
-            way: statistics.median(one[model, way] for one in taken) for way in ("captured", "lazy")
+            way: statistics.median(record[model, way] for record in taken)
+            for way in ("captured", "lazy")
         }
         for model in MODELS
     }
 
 
-def _one(model: str, way: str) -> float:
+def _first_call(model: str, way: str) -> float:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, model, way],
         check=True,
@@ -93,15 +94,15 @@ def _one(model: str, way: str) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def table(found: dict[str, dict[str, float]]) -> Table:
+def table(results: dict[str, dict[str, float]]) -> Table:
     """Show what `measure` found."""
-    base = found["plain"]["captured"]
+    base = results["plain"]["captured"]
     columns = {
         "captured": "{captured:.1f}",
         "without xs.compile": "{lazy:.1f}",
         "of plain": "{ratio:.2f}",
     }
-    rows = {name: {**row, "ratio": row["captured"] / base} for name, row in found.items()}
+    rows = {name: {**row, "ratio": row["captured"] / base} for name, row in results.items()}
     return tables.by_name("first call of a step, seconds of processor time", columns, rows)
 
 

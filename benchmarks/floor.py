@@ -98,11 +98,11 @@ class Floor(torch.Tensor):
 def place(thing: Any) -> Any:
     """A `Floor` in the place of a tensor, or of every parameter of a module."""
     if isinstance(thing, torch.nn.Module):
-        known: dict[int, Floor] = {}
+        floors: dict[int, Floor] = {}
         for module in thing.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    module._parameters[name] = known.setdefault(id(parameter), place(parameter))
+                    module._parameters[name] = floors.setdefault(id(parameter), place(parameter))
         return thing
     new = _make(
         Floor,

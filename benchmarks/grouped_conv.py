@@ -38,11 +38,11 @@ SIZES = {  # batch, channels, height and width, groups, channels of the result
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/grouped_conv.json`."""
     benchmark = Benchmark("grouped_conv", __doc__, rounds=7, quick=1)
-    given = benchmark.parse()
+    options = benchmark.parse()
     iso.simulate_devices(DEVICES)
     results = {
-        f"{name}, {what}": measure(SIZES[name], what, given.rounds)
-        for name in (["8 of 16"] if given.quick else SIZES)
+        f"{name}, {what}": measure(SIZES[name], what, options.rounds)
+        for name in (["8 of 16"] if options.quick else SIZES)
         for what in STEPS
     }
     benchmark.finish(results, table(results))
@@ -63,9 +63,12 @@ def measure(sizes: tuple[int, ...], what: str, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     x, weight = torch.randn(batch, channels, side, side), torch.randn(out, channels // groups, 3, 3)
     mesh = iso.make_mesh((DEVICES,), ("batch",))
-    whole = x.to("jax"), weight.to("jax")
+    unsharded = x.to("jax"), weight.to("jax")
     split = iso.shard(x.to("jax"), mesh, iso.P("batch")), iso.shard(weight.to("jax"), mesh, iso.P())
-    calls = {"one device": _call(what, groups, whole), "eight devices": _call(what, groups, split)}
+    calls = {
+        "one device": _call(what, groups, unsharded),
+        "eight devices": _call(what, groups, split),
+    }
     with mock.patch.object(conv, "by_groups", lambda x: False):
         calls["eight by XLA alone"] = _call(what, groups, split, another=True)
     times = timing.interleave(calls, rounds=rounds)
@@ -79,7 +82,7 @@ def measure(sizes: tuple[int, ...], what: str, rounds: int) -> dict[str, Any]:
 
 
 def _call(
-    what: str, groups: int, given: tuple[Any, Any], another: bool = False
+    what: str, groups: int, operands: tuple[Any, Any], another: bool = False
 ) -> Callable[[], None]:
     """A call of a compiled step, which is compiled and has run.
 
@@ -91,7 +94,7 @@ def _call(
         return (*STEPS[what](x, weight, groups), *([weight.neg()] if another else []))
 
     def call() -> None:
-        jax.block_until_ready([iso.to_jax(result) for result in step(*given)])
+        jax.block_until_ready([iso.to_jax(result) for result in step(*operands)])
 
     call()
     call()

@@ -48,7 +48,7 @@ def hand_plans(
     Returns:
         Those that resolve; what does not divide is left out.
     """
-    found = []
+    plans = []
     for mesh in meshes:
         for name, plan in _ideas(step, tuple(mesh.axis_names), dict(own or {})).items():
             try:
@@ -57,36 +57,41 @@ def hand_plans(
                 continue
             if _missing(step, layouts):
                 continue
-            found.append(HandPlan(name, mesh, plan, layouts))
-    return found
+            plans.append(HandPlan(name, mesh, plan, layouts))
+    return plans
 
 
 def _ideas(step: TracedStep, axes: tuple[str, ...], own: dict[str, Plan]) -> dict[str, Plan]:
-    whole = Plan({"*": None})
+    replicated = Plan({"*": None})
     if axes == ("data",):
-        ideas = {"data": whole, "FSDP": Plan.fsdp("data").otherwise(whole)}
-        return {name: _laid(step, plan, ("data",)) for name, plan in ideas.items()}
+        ideas = {"data": replicated, "FSDP": Plan.fsdp("data").otherwise(replicated)}
+        return {name: _with_batch_spec(step, plan, ("data",)) for name, plan in ideas.items()}
     if axes != ("data", "model"):
         return {}
     tensor = own.pop("tensor", Plan.tensor_parallel("model"))
     experts = Plan.expert_parallel("model")
     ideas = {
-        "tensor": tensor.otherwise(whole),
-        "FSDP x tensor": Plan.fsdp("data") * tensor.otherwise(whole),
+        "tensor": tensor.otherwise(replicated),
+        "FSDP x tensor": Plan.fsdp("data") * tensor.otherwise(replicated),
         "sequence": Plan.fsdp(("data", "model")),
-        "expert": Plan.fsdp("data") * experts.otherwise(whole),
-        "expert x FSDP": experts.otherwise(whole).otherwise(Plan.fsdp(("data", "model"))),
+        "expert": Plan.fsdp("data") * experts.otherwise(replicated),
+        "expert x FSDP": experts.otherwise(replicated).otherwise(Plan.fsdp(("data", "model"))),
     }
-    if not any("experts" in one.name for one in step.inputs):
+    if not any("experts" in input_.name for input_ in step.inputs):
         del ideas["expert"], ideas["expert x FSDP"]
     ideas |= own
     both = {"expert x FSDP": (("data", "model"),), "sequence": ("data", "model")}
-    return {name: _laid(step, plan, both.get(name, ("data",))) for name, plan in ideas.items()}
+    return {
+        name: _with_batch_spec(step, plan, both.get(name, ("data",)))
+        for name, plan in ideas.items()
+    }
 
 
-def _laid(step: TracedStep, plan: Plan, spec: tuple[object, ...]) -> Plan:
+def _with_batch_spec(step: TracedStep, plan: Plan, spec: tuple[object, ...]) -> Plan:
     """The same plan with a spec for the batch, as far as the rank of each array goes."""
-    inputs = {one.name: spec[: len(one.shape)] for one in step.inputs if one.role == "input"}
+    inputs = {
+        input_.name: spec[: len(input_.shape)] for input_ in step.inputs if input_.role == "input"
+    }
     if plan.product:
         return Plan({}, default=None, inputs=inputs) * _without_inputs(plan)
     return dataclasses.replace(plan, inputs=inputs)
@@ -94,13 +99,13 @@ def _laid(step: TracedStep, plan: Plan, spec: tuple[object, ...]) -> Plan:
 
 def _without_inputs(plan: Plan) -> Plan:
     unsaid = Plan().inputs
-    factors = tuple(dataclasses.replace(one, inputs=unsaid) for one in plan.product)
+    factors = tuple(dataclasses.replace(factor, inputs=unsaid) for factor in plan.product)
     return dataclasses.replace(plan, product=factors)
 
 
 def _missing(step: TracedStep, layouts: Mapping[str, NamedSharding]) -> bool:
     large = 1 << 20
     return any(
-        one.role == "parameter" and one.name not in layouts and one.bytes > large
-        for one in step.inputs
+        input_.role == "parameter" and input_.name not in layouts and input_.bytes > large
+        for input_ in step.inputs
     )

@@ -43,8 +43,8 @@ def main() -> None:
     benchmark = Benchmark(
         "importing", __doc__, rounds=15, quick=2, docs=("benchmarks.md", markdown)
     )
-    found = measure(benchmark.parse().rounds)
-    benchmark.finish(found, table(found))
+    results = measure(benchmark.parse().rounds)
+    benchmark.finish(results, table(results))
 
 
 def measure(rounds: int) -> dict[str, Any]:
@@ -62,16 +62,16 @@ def measure(rounds: int) -> dict[str, Any]:
         settings = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode, "JAX_PLATFORMS": "cpu"}
         settings.pop("PYTHONDONTWRITEBYTECODE", None)
         taken = [
-            {ours: one_process(ours, bare, settings) for ours, bare in IMPORTS.items()}
+            {ours: in_new_process(ours, bare, settings) for ours, bare in IMPORTS.items()}
             for _ in range(rounds + 1)
         ]
     return {
-        ours: {"after": bare, **_middle([one[ours] for one in taken[1:]])}
+        ours: {"after": bare, **_middle([record[ours] for record in taken[1:]])}
         for ours, bare in IMPORTS.items()
     }
 
 
-def one_process(ours: str, bare: str, settings: Mapping[str, str]) -> dict[str, float]:
+def in_new_process(ours: str, bare: str, settings: Mapping[str, str]) -> dict[str, float]:
     """Import both in a new Python.
 
     Args:
@@ -84,18 +84,18 @@ def one_process(ours: str, bare: str, settings: Mapping[str, str]) -> dict[str, 
     """
     command = [sys.executable, "-c", _PROGRAM.format(ours=ours, bare=bare)]
     done = subprocess.run(command, env=settings, check=True, stdout=subprocess.PIPE)
-    said = json.loads(done.stdout)
-    start, between, end = said["times"]
+    report = json.loads(done.stdout)
+    start, between, end = report["times"]
     bare_ms, ours_ms = 1e3 * (between - start), 1e3 * (end - between)
     ratio = (bare_ms + ours_ms) / bare_ms
-    return {"bare_ms": bare_ms, "ours_ms": ours_ms, "ratio": ratio, "modules": said["modules"]}
+    return {"bare_ms": bare_ms, "ours_ms": ours_ms, "ratio": ratio, "modules": report["modules"]}
 
 
 def _middle(rows: list[dict[str, float]]) -> dict[str, float]:
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def table(results: Mapping[str, Any]) -> Table:
     """Show what `measure` found."""
     columns = {
         "after": "`{after}`",
@@ -104,7 +104,7 @@ def table(found: Mapping[str, Any]) -> Table:
         "ratio": "{ratio:.2f}",
         "modules": "{modules:.0f}",
     }
-    rows = {f"`{ours}`": row for ours, row in found.items()}
+    rows = {f"`{ours}`": row for ours, row in results.items()}
     return tables.by_name("processor time of an import", columns, rows)
 
 

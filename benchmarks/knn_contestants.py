@@ -18,7 +18,7 @@ DEVICES = 4
 WARMUP = 2
 
 
-def found(name: str, points: int, queries: int, k: int, rounds: int) -> dict[str, Any]:
+def measured(name: str, points: int, queries: int, k: int, rounds: int) -> dict[str, Any]:
     """Measure one contestant."""
     return CONTESTANTS[name](*clouds(points, queries), k, rounds)
 
@@ -53,9 +53,9 @@ def isoshard_gradient(
     array = (lambda x: x.array) if isinstance(b, iso.UnevenArray) else (lambda x: x)
 
     def loss(a: Any, b: Any) -> tuple[jax.Array, Any]:
-        found = knn(a, b, k)
-        distance = array(found.distances)
-        return jax.numpy.where(distance < jax.numpy.inf, distance, 0).sum(), found
+        neighbours = knn(a, b, k)
+        distance = array(neighbours.distances)
+        return jax.numpy.where(distance < jax.numpy.inf, distance, 0).sum(), neighbours
 
     step = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
     return _measured(
@@ -85,9 +85,9 @@ def dtensor(points: np.ndarray, queries: np.ndarray, k: int, rounds: int) -> dic
     def sums(it: Any) -> list[float]:
         return _sums(it[1].full_tensor(), it[2].full_tensor())
 
-    found = _measured(lambda: _formula(a, b, k), sums, rounds, dist.barrier)
+    result = _measured(lambda: _formula(a, b, k), sums, rounds, dist.barrier)
     dist.destroy_process_group()
-    return found
+    return result
 
 
 CONTESTANTS = {
@@ -117,12 +117,12 @@ def _split(points: np.ndarray, queries: np.ndarray) -> tuple[Any, Any]:
 
 def _sums(distances: Any, indices: Any) -> list[float]:
     """The sums of distances and indices over valid rows."""
-    found = []
+    sums = []
     for x in (distances, indices):
         if hasattr(x, "mask"):
             x = np.asarray(x.array)[np.asarray(x.mask())]
-        found.append(float(np.asarray(x, np.float64).sum()))
-    return found
+        sums.append(float(np.asarray(x, np.float64).sum()))
+    return sums
 
 
 def _measured(
@@ -146,10 +146,10 @@ def _measured(
     for _ in range(rounds):
         meet()
         seconds.append(timing.seconds(once))
-    found = {
+    result = {
         "first_s": first,
         "seconds": seconds,
         "before": before,
         "peak": timing.resident("VmHWM"),
     }
-    return {**found, "sums": sums(search())}
+    return {**result, "sums": sums(search())}

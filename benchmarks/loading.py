@@ -163,13 +163,13 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
     return tables.by_name(f"an epoch of {batches} batches", columns, results)
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """The table of docs/benchmarks.md.
 
     Args:
-        found: the results.
+        results: the results.
     """
-    return tables.in_markdown(table({name: found[name] for name in ("sleep", "numpy")}))
+    return tables.in_markdown(table({name: results[name] for name in ("sleep", "numpy")}))
 
 
 def main() -> None:
@@ -177,14 +177,14 @@ def main() -> None:
     benchmark = Benchmark(
         "loading", __doc__, rounds=ROUNDS, quick=2, docs=("benchmarks.md", markdown)
     )
-    given = benchmark.parse()
+    options = benchmark.parse()
     jax.config.update("jax_num_cpu_devices", DEVICES)
     torch.set_num_threads(1)
-    count = 8 if given.quick else BATCHES
+    count = 8 if options.quick else BATCHES
     work = Work()
     results = {
-        "sleep": measure(work, Sleeping(work.batch, count, work.seconds), given.rounds),
-        "numpy": measure(work, Computing(work.batch, count, work.seconds), given.rounds),
+        "sleep": measure(work, Sleeping(work.batch, count, work.seconds), options.rounds),
+        "numpy": measure(work, Computing(work.batch, count, work.seconds), options.rounds),
     }
     step = work.seconds * 1e3
     benchmark.finish({"step_ms": step, **results}, f"a step takes {step:.1f} ms", table(results))

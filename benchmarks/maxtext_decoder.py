@@ -127,8 +127,8 @@ def shapes(model: Decoder, mesh: Mesh) -> tuple[Tree, Any, jax.ShapeDtypeStruct]
         "query_key_value": (layers, width, 3, heads, HEAD),
         "gate_up": (layers, width, 2, hidden),
     }
-    apart: Tree = dict.fromkeys(("query", "key", "value"), (layers, width, heads, HEAD))
-    apart |= dict.fromkeys(("gate", "up"), (layers, width, hidden))
+    separate: Tree = dict.fromkeys(("query", "key", "value"), (layers, width, heads, HEAD))
+    separate |= dict.fromkeys(("gate", "up"), (layers, width, hidden))
     params = {
         "embedding": (VOCABULARY, width),
         "layers": {
@@ -136,7 +136,7 @@ def shapes(model: Decoder, mesh: Mesh) -> tuple[Tree, Any, jax.ShapeDtypeStruct]
             "out": (layers, heads, HEAD, width),
             "mlp_norm": (layers, width),
             "down": (layers, hidden, width),
-            **(joined if model.fused else apart),
+            **(joined if model.fused else separate),
         },
         "final_norm": (width,),
         "logits": (width, VOCABULARY),
@@ -144,7 +144,7 @@ def shapes(model: Decoder, mesh: Mesh) -> tuple[Tree, Any, jax.ShapeDtypeStruct]
     params = jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
         params,
-        is_leaf=lambda one: isinstance(one, tuple),
+        is_leaf=lambda node: isinstance(node, tuple),
     )
     # One token more than is read: the target of the last.
     tokens = jax.ShapeDtypeStruct((model.batch * mesh.size, SEQUENCE + 1), jnp.int32)
@@ -176,14 +176,14 @@ def _loss(model: Decoder, params: Tree, tokens: jax.Array) -> jax.Array:
             offload_dst="pinned_host",
         )
     read, target = tokens[:, :-1], tokens[:, 1:]
-    x = _laid(_one_hot(read) @ _half(params["embedding"]), STREAM)
+    x = _constrained(_one_hot(read) @ _half(params["embedding"]), STREAM)
     x, _ = jax.lax.scan(
         jax.checkpoint(functools.partial(_layer, model), policy=policy, prevent_cse=False),
         x,
         params["layers"],
     )
     logits = _norm(x, params["final_norm"]) @ _half(params["logits"])
-    logits = _laid(logits.astype(jnp.float32), STREAM)
+    logits = _constrained(logits.astype(jnp.float32), STREAM)
     picked = jnp.sum(logits * _one_hot(target).astype(jnp.float32), -1)
     return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
 
@@ -195,7 +195,7 @@ def _layer(model: Decoder, x: jax.Array, layer: Tree) -> tuple[jax.Array, None]:
     x = x + _kept(jnp.einsum("bshd,hde->bse", mixed, _half(layer["out"])), "out", STREAM)
     y = _norm(x, layer["mlp_norm"])
     gate, up = _products(y, layer, "gate", "up")
-    y = _laid(jax.nn.silu(gate) * up, STREAM)
+    y = _constrained(jax.nn.silu(gate) * up, STREAM)
     return x + _kept(y @ _half(layer["down"]), "down", STREAM), None
 
 
@@ -203,10 +203,10 @@ def _products(y: jax.Array, layer: Tree, *names: str) -> list[jax.Array]:
     """Of `y` with several matrices, as one product if these are one array."""
     fused = "_".join(names)
     if fused not in layer:
-        apart = (jnp.einsum("bse,e...->bs...", y, _half(layer[name])) for name in names)
-        return [_kept(one, name, STREAM) for one, name in zip(apart, names, strict=True)]
-    made = jnp.einsum("bse,en...->bsn...", y, _half(layer[fused]))
-    return list(jnp.moveaxis(_kept(made, fused, P(BATCH, None, None, "tensor")), 2, 0))
+        outputs = (jnp.einsum("bse,e...->bs...", y, _half(layer[name])) for name in names)
+        return [_kept(output, name, STREAM) for output, name in zip(outputs, names, strict=True)]
+    fused_output = jnp.einsum("bse,en...->bsn...", y, _half(layer[fused]))
+    return list(jnp.moveaxis(_kept(fused_output, fused, P(BATCH, None, None, "tensor")), 2, 0))
 
 
 def _attention(model: Decoder, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -223,9 +223,9 @@ def _attention(model: Decoder, query: jax.Array, key: jax.Array, value: jax.Arra
     )
     heads = model.heads // model.tensor
     mask = splash.MultiHeadMask([splash.CausalMask((SEQUENCE, SEQUENCE))] * heads)
-    lies = P(BATCH, "tensor", None, None)
+    spec = P(BATCH, "tensor", None, None)
 
-    @functools.partial(jax.shard_map, in_specs=(lies, lies, lies), out_specs=lies, check_vma=False)
+    @functools.partial(jax.shard_map, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False)
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         kernel = splash.make_splash_mha(
             mask=mask, head_shards=1, q_seq_shards=1, block_sizes=blocks
@@ -233,7 +233,7 @@ def _attention(model: Decoder, query: jax.Array, key: jax.Array, value: jax.Arra
         mixed: Any = jax.vmap(kernel)(query / math.sqrt(HEAD), key, value)
         return mixed
 
-    moved = (one.swapaxes(1, 2) for one in (query, key, value))
+    moved = (operand.swapaxes(1, 2) for operand in (query, key, value))
     return attend(*moved).swapaxes(1, 2)
 
 
@@ -249,7 +249,7 @@ def _rotated(x: jax.Array) -> jax.Array:
 def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
-    return _laid(_half(wide) * _half(scale), STREAM)
+    return _constrained(_half(wide) * _half(scale), STREAM)
 
 
 def _one_hot(tokens: jax.Array) -> jax.Array:
@@ -261,8 +261,8 @@ def _half(x: jax.Array) -> jax.Array:
 
 
 def _kept(x: jax.Array, name: str, spec: PartitionSpec) -> jax.Array:
-    return checkpoint_name(_laid(x, spec), name)
+    return checkpoint_name(_constrained(x, spec), name)
 
 
-def _laid(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+def _constrained(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec)

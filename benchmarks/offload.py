@@ -47,7 +47,7 @@ def main() -> None:
     benchmark = Benchmark("offload", __doc__, docs=("benchmarks.md", markdown))
     for name, size in (("layers", 16), ("width", 2048), ("batch", 8192)):
         benchmark.add(f"--{name}", type=int, default=size)
-    given = benchmark.parse()
+    options = benchmark.parse()
     if importlib.util.find_spec("libtpu") is None:
         sys.exit("the compiler for TPUs is not installed: pip install libtpu")
     os.environ.update(ENVIRONMENT)
@@ -55,7 +55,7 @@ def main() -> None:
     iso.simulate_devices(8)
     devices = topologies.get_topology_desc(platform="tpu", topology_name=CHIPS).devices
     mesh = Mesh(np.array(devices).reshape(8), ("x",), axis_types=(AxisType.Explicit,))
-    sizes = (given.layers, given.width, given.batch)
+    sizes = (options.layers, options.width, options.batch)
     results = {
         "on the device": measure(mesh, {}, *sizes),
         "on the host": measure(mesh, {"*.mu.*": "pinned_host", "*.nu.*": "pinned_host"}, *sizes),
@@ -79,22 +79,22 @@ def measure(mesh: Mesh, memory: Any, layers: int, width: int, batch: int) -> dic
     plan = Plan({"*": P("x")}, memory=memory)
     optimizer = optax.adam(1e-3)
     here = jax.make_mesh((8,), ("x",))
-    made = train_step(loss_of, optimizer, here, plan).init(lambda: parameters(layers, width))
+    train_state = train_step(loss_of, optimizer, here, plan).init(lambda: parameters(layers, width))
     step = train_step(loss_of, optimizer, mesh, plan)
     state = jax.tree.map(
         lambda x, layout: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout),
-        made,
-        step.layouts(made),
+        train_state,
+        step.layouts(train_state),
     )
     rows = jax.ShapeDtypeStruct((batch, width), jnp.float32, sharding=NamedSharding(mesh, P("x")))
-    found = step.lower(state, rows).compile().memory_analysis()
-    grown = found.output_size_in_bytes - found.alias_size_in_bytes
-    given, temporaries = found.argument_size_in_bytes, found.temp_size_in_bytes
+    analysis = step.lower(state, rows).compile().memory_analysis()
+    grown = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     return {
-        "given_mib": given / MIB,
+        "given_mib": arguments / MIB,
         "temporaries_mib": temporaries / MIB,
-        "device_mib": (given + temporaries + grown) / MIB,
-        "host_mib": found.host_argument_size_in_bytes / MIB,
+        "device_mib": (arguments + temporaries + grown) / MIB,
+        "host_mib": analysis.host_argument_size_in_bytes / MIB,
     }
 
 
@@ -124,13 +124,13 @@ def table(results: dict[str, dict[str, float]]) -> Table:
     return shown
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """The table of docs/benchmarks.md.
 
     Args:
-        found: the results.
+        results: what `measure` returns.
     """
-    return tables.in_markdown(table(found["state"]))
+    return tables.in_markdown(table(results["state"]))
 
 
 if __name__ == "__main__":

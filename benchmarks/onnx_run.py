@@ -40,13 +40,13 @@ def main() -> None:
     """Run the benchmark and save `benchmarks/results/onnx.json`."""
     benchmark = Benchmark("onnx", __doc__, rounds=ROUNDS, quick=2, docs=("benchmarks.md", markdown))
     benchmark.add_workloads(FORWARDS)
-    given = benchmark.parse()
+    options = benchmark.parse()
     iso.simulate_devices(math.prod(MESH.values()))
     mesh = iso.make_mesh(tuple(MESH.values()), tuple(MESH))
     results = {}
-    for name in given.workloads:
-        problem = sizes.problem(name, "quick" if given.quick else "cpu")
-        results[name] = measure(problem, mesh, rounds=given.rounds)
+    for name in options.workloads:
+        problem = sizes.problem(name, "quick" if options.quick else "cpu")
+        results[name] = measure(problem, mesh, rounds=options.rounds)
         tables.show(table(name, results[name]))
     benchmark.finish(results, merge=True)
 
@@ -72,14 +72,14 @@ def measure(problem: Problem, mesh: Mesh, *, rounds: int) -> dict[str, Any]:
     for title, opset in OPSETS.items():
         files[title] = exported(problem, module, x, mesh, opset)
         contestants[f"isoshard, {title}"] = compiled(files[title], x)
-    beside = {"ONNX Runtime": in_onnxruntime(files["opset 20"], x)}
-    wanted = np.asarray(contestants[BASELINE][0]())
-    for title, (run, _) in {**contestants, **beside}.items():
-        off = np.abs(np.asarray(run()) - wanted).max() / np.abs(wanted).max()
+    peers = {"ONNX Runtime": in_onnxruntime(files["opset 20"], x)}
+    expected = np.asarray(contestants[BASELINE][0]())
+    for title, (run, _) in {**contestants, **peers}.items():
+        off = np.abs(np.asarray(run()) - expected).max() / np.abs(expected).max()
         if not off <= TOLERANCE:
             raise RuntimeError(f"{problem.name}: {title} is off by {off:.1e} from {BASELINE}")
     times = timing.interleave({k: run for k, (run, _) in contestants.items()}, rounds=rounds)
-    times |= timing.interleave({k: run for k, (run, _) in beside.items()}, rounds=rounds)
+    times |= timing.interleave({k: run for k, (run, _) in peers.items()}, rounds=rounds)
     facts = timing.summary(times, BASELINE)
     for title, (_, program) in contestants.items():
         facts[title]["collectives"] = collectives.summarize(program())
@@ -123,28 +123,28 @@ def in_onnxruntime(model: Any, x: np.ndarray) -> Contestant:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    given = {session.get_inputs()[0].name: x}
-    return lambda: session.run(None, given)[0], str
+    feeds = {session.get_inputs()[0].name: x}
+    return lambda: session.run(None, feeds)[0], str
 
 
-def table(name: str, found: dict[str, Any]) -> Table:
+def table(name: str, results: dict[str, Any]) -> Table:
     """Show what `measure` found."""
 
     def talk(row: dict[str, Any]) -> str:
         return ", ".join(f"{n} {kind}" for kind, (n, _) in row.get("collectives", {}).items())
 
-    rows = {title: {**row, "talk": talk(row)} for title, row in found["contestants"].items()}
+    rows = {title: {**row, "talk": talk(row)} for title, row in results["contestants"].items()}
     columns = {**tables.TIMES, "collectives": "{talk}"}
     return tables.by_name(f"{name}: one forward pass, ratio to {BASELINE}", columns, rows)
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """The table of docs/benchmarks.md.
 
     Args:
-        found: the results.
+        results: the results.
     """
-    return "\n\n".join(tables.in_markdown(table(name, one)) for name, one in found.items())
+    return "\n\n".join(tables.in_markdown(table(name, result)) for name, result in results.items())
 
 
 def _placed(x: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -97,12 +97,12 @@ class Stepper:
 
     def counts(self) -> list[int]:
         """Run a step; how many operations each phase sends to the dispatcher."""
-        found = []
+        counts = []
         for phase in self.phases():
             with _Counter() as counter:
                 phase()
-            found.append(counter.count)
-        return found
+            counts.append(counter.count)
+        return counts
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def summary(
     """
     wholes = [sum(times) for times in steps]
     by_phase = [statistics.median(times) for times in zip(*steps, strict=True)]
-    found = {
+    results = {
         "ops": sum(counts),
         "step_ms": statistics.median(wholes) * 1e3,
         "us_per_op": statistics.median(wholes) / sum(counts) * 1e6,
@@ -184,7 +184,7 @@ def summary(
             for name, count, median in zip(PHASES, counts, by_phase, strict=True)
         },
     }
-    return found | chain_summary(chains)
+    return results | chain_summary(chains)
 
 
 def chain_summary(chains: Sequence[float]) -> dict[str, float]:

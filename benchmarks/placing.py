@@ -50,30 +50,30 @@ def measure(kind: AxisType, rounds: int) -> dict[str, Any]:
         By source the times and ratios of the contestants.
     """
     mesh = iso.make_mesh((DEVICES,), ("x",), axis_types=kind)
-    wanted = NamedSharding(mesh, P("x", None))
-    found = {}
+    sharding = NamedSharding(mesh, P("x", None))
+    results = {}
     for source, x in sources(mesh).items():
         calls = {
-            "jax.device_put": lambda x=x: jax.device_put(x, wanted),
+            "jax.device_put": lambda x=x: jax.device_put(x, sharding),
             "iso.shard": lambda x=x: iso.shard(x, mesh, P("x", None)),
         }
-        assert calls["iso.shard"]().sharding.is_equivalent_to(wanted, 2)
+        assert calls["iso.shard"]().sharding.is_equivalent_to(sharding, 2)
         times = timing.interleave(
             calls, rounds=rounds, warmup=rounds // 10, settle=jax.block_until_ready
         )
-        found[source] = timing.summary(times, "jax.device_put")
-    return found
+        results[source] = timing.summary(times, "jax.device_put")
+    return results
 
 
 def sources(mesh: Mesh) -> dict[str, jax.Array]:
     """The same array in four places."""
     host = np.ones(SHAPE, np.float32)
     other = next(kind for kind in KINDS if kind not in mesh.axis_types)
-    twin = Mesh(mesh.devices, mesh.axis_names, axis_types=(other,))
+    other_mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(other,))
     return {
         "one device": jax.device_put(host),
         "another layout": jax.device_put(host, NamedSharding(mesh, P())),
-        "the other axis type": jax.device_put(host, NamedSharding(twin, P("x", None))),
+        "the other axis type": jax.device_put(host, NamedSharding(other_mesh, P("x", None))),
         "there already": jax.device_put(host, NamedSharding(mesh, P("x", None))),
     }
 

@@ -77,14 +77,14 @@ TRIED: dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
 """Names of sizes, and those that are tried."""
 
 
-def apart(seconds: Sequence[float]) -> float:
+def spread(seconds: Sequence[float]) -> float:
     """The least relative distance between neighbours.
 
     Args:
         seconds: of several plans.
 
     Example:
-        >>> apart([4.0, 1.0, 1.5])
+        >>> spread([4.0, 1.0, 1.5])
         0.5
     """
     return min(b / a - 1 for a, b in itertools.pairwise(sorted(seconds)))
@@ -97,11 +97,11 @@ def predicted(name: str, sizes: dict[str, int]) -> dict[str, float]:
         name: of the model.
         sizes: of it.
     """
-    twins, found = MODELS[name][0](**sizes), dict[str, float]()
+    models, results = MODELS[name][0](**sizes), dict[str, float]()
     for plan, layout in hand_layouts(name).items():
-        step, args = planned(twins, "torch", layout)
-        found[plan] = iso.planner.estimate(step, args, layout.mesh, layout.plan).time.serial
-    return found
+        step, args = planned(models, "torch", layout)
+        results[plan] = iso.planner.estimate(step, args, layout.mesh, layout.plan).time.serial
+    return results
 
 
 def show() -> None:
@@ -110,10 +110,10 @@ def show() -> None:
         rows = dict[str, Any]()
         for numbers in tried:
             sizes = dict(zip(words, numbers, strict=True))
-            told = predicted(name, sizes)
-            said = ", ".join(f"{plan} {one * 1e3:.0f}" for plan, one in told.items())
+            seconds_of = predicted(name, sizes)
+            line = ", ".join(f"{plan} {seconds * 1e3:.0f}" for plan, seconds in seconds_of.items())
             title = " ".join(f"{word} {size}" for word, size in sizes.items())
-            rows[title] = {"apart": apart(list(told.values())), "told": said}
+            rows[title] = {"apart": spread(list(seconds_of.values())), "told": line}
             print(title, rows[title], flush=True)
-        ordered = dict(sorted(rows.items(), key=lambda one: -one[1]["apart"]))
+        ordered = dict(sorted(rows.items(), key=lambda row: -row[1]["apart"]))
         tables.show(tables.by_name(name, {"apart": "{apart:.3f}", "ms": "{told}"}, ordered))

@@ -3,8 +3,8 @@
     python -m benchmarks.planned_steps [MLP-torch] [MLP-flax] [Llama-torch] [..] [--quick]
     python -m benchmarks.planned_steps --sizes
 
-Two models, each in torch and in NNX with the same weights (`benchmarks.models.twins`), train on 8
-virtual devices under six plans that people write by hand and under the one that
+Two models, each in torch and in NNX with the same weights (`benchmarks.models.model_pair`), train
+on 8 virtual devices under six plans that people write by hand and under the one that
 `iso.planner.search` finds. For each:
 
 - `iso.planner.estimate` predicts the seconds of a step at depth "trace" and "partition", with the
@@ -34,7 +34,7 @@ import numpy as np
 
 import isoshard as iso
 from benchmarks import planned_sizes
-from benchmarks.models.twins import Twins
+from benchmarks.models.model_pair import ModelPair
 from benchmarks.planned_tables import markdown, shown
 from benchmarks.planned_training import (
     AGAIN,
@@ -60,83 +60,85 @@ Collectives = collections.Counter[tuple[Any, ...]]
 """Kind, axes, bytes of the result -> how often."""
 
 
-def foretold(report: iso.planner.Report) -> Collectives:
+def predicted(report: iso.planner.Report) -> Collectives:
     """The collectives of a report: kind, axes, bytes of the result -> how often.
 
     Args:
         report: of an estimate.
     """
-    found = Collectives()
-    for one in report.collectives:
+    collectives = Collectives()
+    for collective in report.collectives:
         # A report has the bytes of a reduce-scatter's operand.
-        size = one.bytes
-        if one.kind == "reduce-scatter":
-            size //= int(np.prod([report.mesh[axis] for axis in one.axes]))
-        found[one.kind, one.axes, size] += one.count
-    return found
+        size = collective.bytes
+        if collective.kind == "reduce-scatter":
+            size //= int(np.prod([report.mesh[axis] for axis in collective.axes]))
+        collectives[collective.kind, collective.axes, size] += collective.count
+    return collectives
 
 
-def told(twins: Twins, framework: str, layout: Layout) -> tuple[dict[str, Any], Collectives]:
+def estimated(
+    models: ModelPair, framework: str, layout: Layout
+) -> tuple[dict[str, Any], Collectives]:
     """Predict a step under a plan.
 
     Args:
-        twins: the model.
+        models: the model.
         framework: one of `FRAMEWORKS`.
         layout: the plan.
 
     Returns:
         Predicted milliseconds, and collectives by depth "partition".
     """
-    step, args = planned(twins, framework, layout)
+    step, args = planned(models, framework, layout)
     row: dict[str, Any] = {"mesh": dict(layout.mesh.shape)}
     how: Any = {"repeats": False, "progress": False}
     for depth in DEPTHS:
         report = iso.planner.estimate(step, args, layout.mesh, layout.plan, depth=depth, **how)
         row[f"{depth}_ms"] = report.time.serial * 1e3
-    return row, foretold(report)
+    return row, predicted(report)
 
 
 def compared(
-    said: Collectives, runs: Sequence[Mapping[str, Any]], reference: Sequence[float]
+    estimate: Collectives, runs: Sequence[Mapping[str, Any]], reference: Sequence[float]
 ) -> dict[str, Any]:
     """What a plan did in each process, beside what was told.
 
     Args:
-        said: collectives, as told.
+        estimate: collectives, as told.
         runs: what `planned_training.measured` gave of the plan, by process.
         reference: losses of `alone`.
     """
     every = [
-        Collectives({(kind, tuple(axes), size): count for kind, axes, size, count in one["ran"]})
-        for one in runs
+        Collectives({(kind, tuple(axes), size): count for kind, axes, size, count in run["ran"]})
+        for run in runs
     ]
-    ran = max(every, key=lambda one: ((one - said) + (said - one)).total())
-    quartiles = [timing.quartile(one["seconds"]) * 1e3 for one in runs]
+    ran = max(every, key=lambda counts: ((counts - estimate) + (estimate - counts)).total())
+    quartiles = [timing.quartile(run["seconds"]) * 1e3 for run in runs]
     return {
         "losses": runs[0]["losses"],
-        "apart": max(apart(one["losses"], reference) for one in runs),
+        "apart": max(difference(run["losses"], reference) for run in runs),
         "collectives": ran.total(),
         "sent_mib": sum(size * count for (_, _, size), count in ran.items()) / 2**20,
-        "ran only": _listed(ran - said),
-        "said only": _listed(said - ran),
-        "differ": ((ran - said) + (said - ran)).total(),
+        "ran only": _listed(ran - estimate),
+        "said only": _listed(estimate - ran),
+        "differ": ((ran - estimate) + (estimate - ran)).total(),
         "step_ms": statistics.median(quartiles),
         "processes_ms": quartiles,
-        "median_ms": statistics.median(statistics.median(one["seconds"]) * 1e3 for one in runs),
-        "best_ms": min(min(one["seconds"]) for one in runs) * 1e3,
+        "median_ms": statistics.median(statistics.median(run["seconds"]) * 1e3 for run in runs),
+        "best_ms": min(min(run["seconds"]) for run in runs) * 1e3,
     }
 
 
-def found_layout(twins: Twins, framework: str) -> tuple[Layout, list[str]]:
+def searched_layout(models: ModelPair, framework: str) -> tuple[Layout, list[str]]:
     """The plan that the search finds, and what it says of it.
 
     Args:
-        twins: the model.
+        models: the model.
         framework: one of `FRAMEWORKS`.
     """
-    step, args = planned(twins, framework, next(iter(hand_layouts(twins.name).values())))
-    found = iso.planner.search(step, args, DEVICES)
-    return Layout(found.mesh, found.plan), str(found).splitlines()
+    step, args = planned(models, framework, next(iter(hand_layouts(models.name).values())))
+    report = iso.planner.search(step, args, DEVICES)
+    return Layout(report.mesh, report.plan), str(report).splitlines()
 
 
 def measure(
@@ -154,29 +156,31 @@ def measure(
     Raises:
         calls.Failed: a process ended without a result, or took more than `LIMIT` seconds.
     """
-    twins, layouts = MODELS[name][0](**sizes), hand_layouts(name)
-    layouts["found"], said = found_layout(twins, framework)
-    foretold_of = {one: told(twins, framework, layout) for one, layout in layouts.items()}
+    models, layouts = MODELS[name][0](**sizes), hand_layouts(name)
+    layouts["found"], notes = searched_layout(models, framework)
+    estimates = {
+        name_of: estimated(models, framework, layout) for name_of, layout in layouts.items()
+    }
     runs = list[Any]()
     for number in range(processes):
         print(f"timing {name}-{framework}, process {number + 1} of {processes}", flush=True)
-        given = (name, framework, sizes, sent(layouts), rounds, number)
-        runs.append(calls.call("benchmarks.planned_training:measured", *given, limit=LIMIT))
-    reference = alone(twins)
+        options = (name, framework, sizes, sent(layouts), rounds, number)
+        runs.append(calls.call("benchmarks.planned_training:measured", *options, limit=LIMIT))
+    reference = alone(models)
     rows = {
-        one: row | compared(collectives, [run[one] for run in runs], reference)
-        for one, (row, collectives) in foretold_of.items()
+        name_of: row | compared(collectives, [run[name_of] for run in runs], reference)
+        for name_of, (row, collectives) in estimates.items()
     }
-    hand = [row for one, row in rows.items() if one != "found"]
+    hand = [row for name_of, row in rows.items() if name_of != "found"]
     rank = {
         depth: spearman([row[f"{depth}_ms"] for row in hand], [row["step_ms"] for row in hand])
         for depth in DEPTHS
     }
-    best = min(set(rows) - {"found"}, key=lambda one: rows[one]["step_ms"])
+    best = min(set(rows) - {"found"}, key=lambda name_of: rows[name_of]["step_ms"])
     ratios = [_ratio(run, "found", best) for run in runs]
     twice = [_ratio(run, "again", AGAIN) for run in runs]
     return {
-        "plan": said,
+        "plan": notes,
         "reference": reference,
         "rows": rows,
         "spearman": rank,
@@ -192,25 +196,25 @@ def measure(
 def _plain(rates: Any) -> Any:
     if not isinstance(rates, Mapping):
         return rates
-    return {one: _plain(rate) for one, rate in rates.items()}
+    return {key: _plain(rate) for key, rate in rates.items()}
 
 
-def _ratio(run: Mapping[str, Any], one: str, other: str) -> float:
-    return timing.quartile(run[one]["seconds"]) / timing.quartile(run[other]["seconds"])
+def _ratio(run: Mapping[str, Any], name: str, other: str) -> float:
+    return timing.quartile(run[name]["seconds"]) / timing.quartile(run[other]["seconds"])
 
 
 def _listed(some: Collectives) -> list[str]:
     return sorted(f"{count} {kind} {axes} {size}" for (kind, axes, size), count in some.items())
 
 
-def apart(one: list[float], other: list[float]) -> float:
+def difference(losses: list[float], other: list[float]) -> float:
     """The largest relative difference of losses.
 
     Args:
-        one: losses of several steps.
+        losses: losses of several steps.
         other: as many.
     """
-    return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, other, strict=True))
 
 
 def main() -> None:
@@ -222,24 +226,24 @@ def main() -> None:
     benchmark = Benchmark(
         "planned_steps", __doc__, rounds=6, quick=1, docs=("planning.md", markdown)
     )
-    benchmark.add_workloads([f"{name}-{one}" for name in MODELS for one in FRAMEWORKS])
+    benchmark.add_workloads([f"{name}-{framework}" for name in MODELS for framework in FRAMEWORKS])
     benchmark.add("--processes", type=int, default=PROCESSES, help="in which steps are measured")
     benchmark.add("--sizes", action="store_true", help="only say how far apart plans are told")
-    given = benchmark.parse()
+    options = benchmark.parse()
     print(f"rates {host_rates()}", flush=True)
-    if given.sizes:
+    if options.sizes:
         planned_sizes.show()
         return
-    found, lines = dict[str, Any](), list[Any]()
-    for workload in given.workloads:
+    rows, lines = dict[str, Any](), list[Any]()
+    for workload in options.workloads:
         name, _, framework = workload.partition("-")
         _, sizes, small = MODELS[name]
-        sizes = small if given.quick else sizes
-        how = {"rounds": given.rounds, "processes": given.processes}
+        sizes = small if options.quick else sizes
+        how = {"rounds": options.rounds, "processes": options.processes}
         facts = measure(name, framework, sizes, **how)
-        found[workload] = {"sizes": sizes, **facts, "measured": results.circumstances()}
+        rows[workload] = {"sizes": sizes, **facts, "measured": results.circumstances()}
         lines += shown(workload, facts)
-    benchmark.finish(found, *lines, merge=True)
+    benchmark.finish(rows, *lines, merge=True)
 
 
 if __name__ == "__main__":

@@ -49,28 +49,28 @@ def shown(name: str, facts: Mapping[str, Any]) -> list[Any]:
     return [*lines, f"one plan twice: {facts['again']:.3f}"]
 
 
-def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+def markdown(results: Mapping[str, Mapping[str, Any]]) -> str:
     """A table of milliseconds for each model, and one of what they come to.
 
     Args:
-        found: what `measure` gave, by model and framework.
+        results: what `measure` gave, by model and framework.
     """
-    models = dict.fromkeys(workload.rpartition("-")[0] for workload in found)
-    rows = [[workload, *tables.cells(_SUMMARY, _summed(found[workload]))] for workload in found]
+    models = dict.fromkeys(workload.rpartition("-")[0] for workload in results)
+    rows = [[workload, *tables.cells(_SUMMARY, _summed(results[workload]))] for workload in results]
     summary = tables.markdown(["six hand plans and the found one", *_SUMMARY], rows)
-    return "\n\n".join([*(_milliseconds(name, found) for name in models), summary])
+    return "\n\n".join([*(_milliseconds(name, results) for name in models), summary])
 
 
-def _milliseconds(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
-    told = {
-        word: found[of]["rows"]
-        for one, word in _FRAMEWORKS.items()
-        if (of := f"{name}-{one}") in found
+def _milliseconds(name: str, results: Mapping[str, Mapping[str, Any]]) -> str:
+    cells = {
+        word: results[of]["rows"]
+        for framework, word in _FRAMEWORKS.items()
+        if (of := f"{name}-{framework}") in results
     }
-    first = next(iter(told.values()))
-    titles = [title for word in told for title in (f'{word}: "trace"', '"partition"', "measured")]
+    first = next(iter(cells.values()))
+    titles = [title for word in cells for title in (f'{word}: "trace"', '"partition"', "measured")]
     rows = [
-        [plan, *(cell for rows in told.values() for cell in _cells(rows[plan]))]
+        [plan, *(cell for rows in cells.values() for cell in _cells(rows[plan]))]
         for plan in sorted(first, key=lambda plan: first[plan]["step_ms"])
     ]
     return tables.markdown([f"{name}, ms a step", *titles], rows)
@@ -79,13 +79,13 @@ def _milliseconds(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     """Milliseconds that are told and measured, and between which processes were."""
     spread = _between(row.get("processes_ms", ()), "{:.0f}")
-    *told, measured = (f"{row[key]:.0f}" for key in _TIMES)
-    return [*told, measured + (f" ({spread})" if spread else "")]
+    *predicted, measured = (f"{row[key]:.0f}" for key in _TIMES)
+    return [*predicted, measured + (f" ({spread})" if spread else "")]
 
 
 def _between(several: Sequence[float], how: str) -> str:
     """The least and the most; nothing of fewer than two."""
-    ends = (how.format(one) for one in (min(several), max(several))) if len(several) > 1 else ()
+    ends = (how.format(bound) for bound in (min(several), max(several))) if len(several) > 1 else ()
     return " to ".join(ends)
 
 

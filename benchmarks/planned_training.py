@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from benchmarks.models.twins import Twins, adopt, chain, llama
+from benchmarks.models.model_pair import ModelPair, adopt, chain, llama
 from isoshard import Plan
 from isoshard.core.runtime.hlo_collectives import collectives as collectives_of
 from isoshard.jax_bridge import train_step
@@ -30,7 +30,7 @@ DEVICES, RATE, STEPS, TURN = 8, 1e-4, 5, 3
 AGAIN = "tensor"
 """The plan that is trained twice."""
 
-MODELS: dict[str, tuple[Callable[..., Twins], dict[str, int], dict[str, int]]] = {
+MODELS: dict[str, tuple[Callable[..., ModelPair], dict[str, int], dict[str, int]]] = {
     "MLP": (
         chain,
         {"layers": 6, "width": 768, "inner": 1536, "batch": 256},
@@ -74,24 +74,24 @@ def hand_layouts(name: str) -> dict[str, Layout]:
     """
     line = iso.make_mesh((DEVICES,), ("data",))
     grid = iso.make_mesh((2, DEVICES // 2), ("data", "model"))
-    whole, tensor = Plan({"*": None}), Plan.tensor_parallel("model")
+    replicated, tensor = Plan({"*": None}), Plan.tensor_parallel("model")
     both = Plan.fsdp("data", min_bytes=0) * tensor
-    found = {
-        "data": Layout(line, _over(whole, ("data",))),
+    results = {
+        "data": Layout(line, _over(replicated, ("data",))),
         "FSDP": Layout(line, _over(Plan.fsdp("data", min_bytes=0), ("data",))),
-        "tensor": Layout(grid, _over(tensor.otherwise(whole), ("data",))),
+        "tensor": Layout(grid, _over(tensor.otherwise(replicated), ("data",))),
         "FSDP x tensor": Layout(grid, _over(both, ("data",))),
         "tensor over all": Layout(
-            iso.make_mesh((DEVICES,), ("model",)), _over(tensor.otherwise(whole), None)
+            iso.make_mesh((DEVICES,), ("model",)), _over(tensor.otherwise(replicated), None)
         ),
     }
     if name == "Llama":
         axes = ("data", "model")
-        found["sequence"] = Layout(grid, _over(Plan.fsdp(axes, min_bytes=0), axes))
+        results["sequence"] = Layout(grid, _over(Plan.fsdp(axes, min_bytes=0), axes))
     else:
         wide = iso.make_mesh((DEVICES // 2, 2), ("data", "model"))
-        found["tensor, 4 x 2"] = Layout(wide, found["tensor"].plan)
-    return found
+        results["tensor, 4 x 2"] = Layout(wide, results["tensor"].plan)
+    return results
 
 
 def _over(plan: Plan, spec: tuple[str, ...] | None) -> Plan:
@@ -111,10 +111,10 @@ class Training:
         program: gives the text of the program that ran.
     """
 
-    def __init__(self, twins: Twins, framework: str, layout: Layout):
+    def __init__(self, models: ModelPair, framework: str, layout: Layout):
         """Make it, with weights of seed 0."""
-        made = _torch_training if framework == "torch" else _flax_training
-        self.step, self.program = made(twins, layout)
+        factory = _torch_training if framework == "torch" else _flax_training
+        self.step, self.program = factory(models, layout)
 
     def collectives(self, mesh: Mesh) -> collections.Counter[tuple[Any, ...]]:
         """Those of the program that ran: kind, axes, bytes -> how often.
@@ -122,20 +122,20 @@ class Training:
         Args:
             mesh: that it ran on.
         """
-        found = collections.Counter[tuple[Any, ...]]()
-        for one in collectives_of(self.program()):
-            kind = one.kind.replace("_", "-")
-            if axes := axes_along(kind, one.bytes, one.groups, mesh):
-                found[kind, axes, one.bytes] += one.times
-        return found
+        results = collections.Counter[tuple[Any, ...]]()
+        for collective in collectives_of(self.program()):
+            kind = collective.kind.replace("_", "-")
+            if axes := axes_along(kind, collective.bytes, collective.groups, mesh):
+                results[kind, axes, collective.bytes] += collective.times
+        return results
 
 
-def _torch_step(twins: Twins, model: torch.nn.Module) -> Callable[[Any], torch.Tensor]:
+def _torch_step(models: ModelPair, model: torch.nn.Module) -> Callable[[Any], torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = twins.torch_loss(model, batch)
+        loss = models.torch_loss(model, batch)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -144,16 +144,16 @@ def _torch_step(twins: Twins, model: torch.nn.Module) -> Callable[[Any], torch.T
 
 
 def _torch_training(
-    twins: Twins, layout: Layout
+    models: ModelPair, layout: Layout
 ) -> tuple[Callable[..., float], Callable[..., str]]:
     mesh, plan = layout.mesh, layout.plan
-    model = iso.shard(twins.torch(), mesh, plan)
+    model = iso.shard(models.torch(), mesh, plan)
     if any(part.activations for part in plan.factors):
         xs.constrain_activations(model, mesh, plan)
-    step = xs.compile(_torch_step(twins, model))
+    step = xs.compile(_torch_step(models, model))
 
-    given = {str(one): torch.from_numpy(twins.batch(one)) for one in range(STEPS)}
-    batches = iso.shard(given, mesh, plan.for_inputs())
+    host_batches = {str(index): torch.from_numpy(models.batch(index)) for index in range(STEPS)}
+    batches = iso.shard(host_batches, mesh, plan.for_inputs())
 
     def run(number: int = 0) -> float:
         return float(step(batches[str(number)]))
@@ -161,17 +161,19 @@ def _torch_training(
     return run, lambda: xs.program_text(step)
 
 
-def _flax_step(twins: Twins, layout: Layout) -> Any:
+def _flax_step(models: ModelPair, layout: Layout) -> Any:
     tx = optax.adamw(RATE, weight_decay=0.01)  # as torch has it
-    return train_step(twins.flax_loss, tx, layout.mesh, layout.plan)
+    return train_step(models.flax_loss, tx, layout.mesh, layout.plan)
 
 
-def _flax_training(twins: Twins, layout: Layout) -> tuple[Callable[..., float], Callable[..., str]]:
-    step = _flax_step(twins, layout)
-    state = step.start(adopt(twins.flax(), twins.torch()))
+def _flax_training(
+    models: ModelPair, layout: Layout
+) -> tuple[Callable[..., float], Callable[..., str]]:
+    step = _flax_step(models, layout)
+    state = step.start(adopt(models.flax(), models.torch()))
 
-    given = {str(one): twins.batch(one) for one in range(STEPS)}
-    batches = iso.shard(given, layout.mesh, layout.plan.for_inputs())
+    host_batches = {str(index): models.batch(index) for index in range(STEPS)}
+    batches = iso.shard(host_batches, layout.mesh, layout.plan.for_inputs())
 
     def run(number: int = 0) -> float:
         nonlocal state
@@ -181,32 +183,32 @@ def _flax_training(twins: Twins, layout: Layout) -> tuple[Callable[..., float], 
     return run, lambda: step.lower(state, batches["0"]).compile().as_text()
 
 
-def planned(twins: Twins, framework: str, layout: Layout) -> tuple[Any, tuple[Any, ...]]:
+def planned(models: ModelPair, framework: str, layout: Layout) -> tuple[Any, tuple[Any, ...]]:
     """A step and its arguments as planning takes them: no weights are made.
 
     Args:
-        twins: the model.
+        models: the model.
         framework: one of `FRAMEWORKS`.
         layout: of a Flax step, its first; planning gives it others.
     """
-    batch = twins.batch(0)
+    batch = models.batch(0)
     if framework == "flax":
         shape = jax.ShapeDtypeStruct(batch.shape, jax.dtypes.canonicalize_dtype(batch.dtype))
-        return _flax_step(twins, layout), (twins.flax, shape)
+        return _flax_step(models, layout), (models.flax, shape)
     with torch.device("meta"):
-        model = twins.torch()
-    return _torch_step(twins, model), (torch.from_numpy(batch).to("meta"),)
+        model = models.torch()
+    return _torch_step(models, model), (torch.from_numpy(batch).to("meta"),)
 
 
-def alone(twins: Twins) -> list[float]:
+def alone(models: ModelPair) -> list[float]:
     """Losses of plain torch on one CPU, in float64: the reference.
 
     Args:
-        twins: the model.
+        models: the model.
     """
-    model = twins.torch().double()
-    step = _torch_step(twins, model)
-    batches = (torch.from_numpy(twins.batch(number)) for number in range(STEPS))
+    model = models.torch().double()
+    step = _torch_step(models, model)
+    batches = (torch.from_numpy(models.batch(number)) for number in range(STEPS))
     return [float(step(b.double() if b.is_floating_point() else b)) for b in batches]
 
 
@@ -216,11 +218,11 @@ def sent(layouts: Mapping[str, Layout]) -> str:
     Args:
         layouts: by name.
     """
-    said = {
-        name: (tuple(one.mesh.axis_sizes), one.mesh.axis_names, one.plan)
-        for name, one in layouts.items()
+    message = {
+        name: (tuple(layout.mesh.axis_sizes), layout.mesh.axis_names, layout.plan)
+        for name, layout in layouts.items()
     }
-    return base64.b64encode(pickle.dumps(said)).decode()
+    return base64.b64encode(pickle.dumps(message)).decode()
 
 
 def received(text: str) -> dict[str, Layout]:
@@ -229,9 +231,10 @@ def received(text: str) -> dict[str, Layout]:
     Args:
         text: of a process that ran the same code.
     """
-    said = pickle.loads(base64.b64decode(text))
+    message = pickle.loads(base64.b64decode(text))
     return {
-        name: Layout(iso.make_mesh(shape, axes), plan) for name, (shape, axes, plan) in said.items()
+        name: Layout(iso.make_mesh(shape, axes), plan)
+        for name, (shape, axes, plan) in message.items()
     }
 
 
@@ -253,19 +256,19 @@ def measured(
         often) and "seconds" of each step that counts. "again": only these, of `AGAIN` once more.
     """
     iso.simulate_devices(DEVICES)
-    made, *_ = MODELS[name]
-    twins, given = made(**sizes), received(layouts)
-    found, runs = dict[str, Any](), dict[str, Callable[[], float]]()
-    for one, layout in given.items():
-        training = Training(twins, framework, layout)
+    factory, *_ = MODELS[name]
+    models, layouts_of = factory(**sizes), received(layouts)
+    results, runs = dict[str, Any](), dict[str, Callable[[], float]]()
+    for name_of, layout in layouts_of.items():
+        training = Training(models, framework, layout)
         losses = [training.step(number) for number in range(STEPS)]
         ran = training.collectives(layout.mesh)
-        found[one] = {"losses": losses, "ran": [[*key, count] for key, count in ran.items()]}
-        runs[one] = training.step
-    found["again"] = {}
-    runs["again"] = again = Training(twins, framework, given[AGAIN]).step
+        results[name_of] = {"losses": losses, "ran": [[*key, count] for key, count in ran.items()]}
+        runs[name_of] = training.step
+    results["again"] = {}
+    runs["again"] = again = Training(models, framework, layouts_of[AGAIN]).step
     for number in range(STEPS):
         again(number)
-    for one, seconds in timing.turns(runs, rounds=rounds, calls=TURN, seed=seed).items():
-        found[one]["seconds"] = seconds
-    return found
+    for name_of, seconds in timing.turns(runs, rounds=rounds, calls=TURN, seed=seed).items():
+        results[name_of]["seconds"] = seconds
+    return results

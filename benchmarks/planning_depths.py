@@ -130,7 +130,7 @@ _BATCH = {"sequence": ("data", "model")}
 """Of a plan, what splits the batch, and the axis after it."""
 
 
-def laid_out(case: Case, mesh: Mesh | None = None) -> TracedStep:
+def sharded_step(case: Case, mesh: Mesh | None = None) -> TracedStep:
     """The step of a case with the layouts of its plan.
 
     Args:
@@ -141,9 +141,9 @@ def laid_out(case: Case, mesh: Mesh | None = None) -> TracedStep:
         mesh = topology(case.machine).mesh(case.shape, ("data", "model")[: len(case.shape)])
     family = case.family
     step = traced_jax_step(family.step, family.args, {}, mesh, None, name=family.name)
-    plans = {one.name: one for one in hand_plans(step, [mesh])}
+    plans = {plan.name: plan for plan in hand_plans(step, [mesh])}
     over_batch = NamedSharding(mesh, PartitionSpec(*_BATCH.get(case.plan, ("data",))))
-    names = {name for one in step.inputs for name in _prefixes(one.name)}
+    names = {name for input_ in step.inputs for name in _prefixes(input_.name)}
     between = {name: over_batch for name in names if BLOCKS.fullmatch(name)}
     program = constrained(step.program, between)
     return dataclasses.replace(step.laid_out(plans[case.plan].layouts), program=program)
@@ -157,13 +157,13 @@ def _prefixes(name: str) -> list[str]:
 
 def totals(program: Any) -> dict[str, list[int]]:
     """Collectives by kind and axes: how many, and bytes of all results together."""
-    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
+    totals_of: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     for op in program.ops:
         if op.is_collective:
-            sums = found[f"{op.name} {'+'.join(op.axes)}"]
+            sums = totals_of[f"{op.name} {'+'.join(op.axes)}"]
             sums[0] += op.times
             sums[1] += op.times * op.sent
-    return dict(sorted(found.items()))
+    return dict(sorted(totals_of.items()))
 
 
 def counts(step: TracedStep, target: CompileTarget, platform: str) -> dict[str, Sent]:
@@ -180,7 +180,7 @@ def counts(step: TracedStep, target: CompileTarget, platform: str) -> dict[str, 
 
 def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
     """One row."""
-    step = laid_out(case)
+    step = sharded_step(case)
     row: dict[str, Any] = {}
     for depth in depths:
         started = time.monotonic()
@@ -200,8 +200,10 @@ def measure(case: Case, depths: tuple[str, ...] = DEPTHS) -> dict[str, Any]:
     if "compile" in row:
         machine, looped = topology(case.machine), for_compilers(step)
         platform = PLATFORMS[machine.chip.platform]
-        found = counts(looped, target_of(looped.mesh, machine), platform)
-        same = {name: [one.operations, one.bytes] for name, one in found.items()}
+        results = counts(looped, target_of(looped.mesh, machine), platform)
+        same = {
+            name: [collective.operations, collective.bytes] for name, collective in results.items()
+        }
         row["compile"]["as_counted"] = same == row["compile"]["collectives"]
         if "partition" in row:
             kinds = ("compile", "partition")
@@ -230,19 +232,21 @@ def partition_table(rows: dict[str, dict[str, Any]], cases: Sequence[Case]) -> s
     for case in cases:
         row = rows[case.name]
         sent = "equal" if row["partition"]["bytes_as_compiled"] else "differ"
-        many = _counts_beside(row["partition"]["collectives"], row["compile"]["collectives"])
+        many = _compared_counts(row["partition"]["collectives"], row["compile"]["collectives"])
         ratio = row["partition_over_compile"]
         lines.append(f"| {case.name} | {ratio:.3f} | {sent} | {many} |")
     return "\n".join(lines)
 
 
-def _counts_beside(found: dict[str, list[int]], compiled_: dict[str, list[int]]) -> str:
+def _compared_counts(results: dict[str, list[int]], compiled_: dict[str, list[int]]) -> str:
     pairs = {
-        name: [each.get(name, [0])[0] for each in (found, compiled_)]
-        for name in sorted({*found, *compiled_})
+        name: [each.get(name, [0])[0] for each in (results, compiled_)]
+        for name in sorted({*results, *compiled_})
     }
-    apart = [f"{name}: {one} for {two}" for name, (one, two) in pairs.items() if one != two]
-    return "; ".join(apart) or "equal"
+    different = [
+        f"{name}: {count} for {two}" for name, (count, two) in pairs.items() if count != two
+    ]
+    return "; ".join(different) or "equal"
 
 
 def main() -> None:
@@ -251,21 +255,24 @@ def main() -> None:
     benchmark.add("--depth", action="append", help="only these depths")
     benchmark.add("--target", action="append", help="only machines that begin so, such as v5e")
     benchmark.add("--model", action="append", help="only these models")
-    given = benchmark.parse()
+    options = benchmark.parse()
     cases = [
-        one
-        for one in (*CASES, *HELD_OUT)
-        if not given.target or one.machine.split(":")[0] in given.target
-        if not given.model or one.model in given.model
+        case
+        for case in (*CASES, *HELD_OUT)
+        if not options.target or case.machine.split(":")[0] in options.target
+        if not options.model or case.model in options.model
     ]
     rows: dict[str, dict[str, Any]] = {}
-    for case in cases[: QUICK if given.quick else None]:
-        rows[case.name] = row = measure(case, tuple(given.depth or DEPTHS))
+    for case in cases[: QUICK if options.quick else None]:
+        rows[case.name] = row = measure(case, tuple(options.depth or DEPTHS))
         shown = {key: value for key, value in row.items() if isinstance(value, float)}
         print(
-            case.name, shown, {d: row[d]["collectives"] for d in given.depth or DEPTHS}, flush=True
+            case.name,
+            shown,
+            {d: row[d]["collectives"] for d in options.depth or DEPTHS},
+            flush=True,
         )
-    shown = [d for d in ("trace", "partition") if d in (given.depth or DEPTHS)]
+    shown = [d for d in ("trace", "partition") if d in (options.depth or DEPTHS)]
     columns = {f"{depth} / compile": f"{{{depth}_over_compile:.3f}}" for depth in shown}
     benchmark.finish(rows, tables.by_name("peak memory", columns, rows), merge=True)
 

@@ -76,25 +76,25 @@ def measure(layers: int) -> dict[str, Any]:
         [sys.executable, "-c", _RUN, str(layers)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
+        log = process.stdout.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"planning {layers} layers ended with status {process.returncode}")
     taken = time.perf_counter() - started
-    return {**json.loads(said), "all": taken, "resident": used.ru_maxrss * 1024}
+    return {**json.loads(log), "all": taken, "resident": used.ru_maxrss * 1024}
 
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_large.json`."""
     benchmark = Benchmark("planning_large", __doc__, quick=1, docs=("benchmarks.md", markdown))
-    given = benchmark.parse()
-    layers = QUICK if given.quick else LAYERS
+    options = benchmark.parse()
+    layers = QUICK if options.quick else LAYERS
     rows = {f"Llama of {layers} layers, v5p:16x16x16": measure(layers)}
     benchmark.finish(rows, table(rows))
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(results: dict[str, Any]) -> Table:
     """Show what `measure` found."""
     columns = {
         "imports (s)": "{imports:.1f}",
@@ -102,7 +102,7 @@ def table(found: dict[str, Any]) -> Table:
         "all (s)": "{all:.1f}",
         "resident (bytes)": "{resident:,}",
     }
-    return tables.by_name("a plan at depth 'trace'", columns, found)
+    return tables.by_name("a plan at depth 'trace'", columns, results)
 
 
 markdown = tables.documented(table)

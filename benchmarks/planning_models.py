@@ -97,7 +97,10 @@ def _one_hot(labels: jax.Array, size: int) -> jax.Array:
 def _attention(
     layer: Tree, x: jax.Array, heads: int, kv_heads: int, name: str, *, causal: bool
 ) -> jax.Array:
-    q, k, v = (_linear(layer[one], x, f"{name}.{one}") for one in ("q_proj", "k_proj", "v_proj"))
+    q, k, v = (
+        _linear(layer[projection], x, f"{name}.{projection}")
+        for projection in ("q_proj", "k_proj", "v_proj")
+    )
     mixed = _heads(q, k, v, heads, kv_heads, causal=causal)
     return _linear(layer["o_proj"], mixed, f"{name}.o_proj")
 
@@ -188,7 +191,8 @@ def llama(
         x = x + _attention(attention, y, heads, kv_heads, f"{name}.self_attn", causal=True)
         y = _norm(layer["post_attention_layernorm"], x, f"{name}.post_attention_layernorm")
         gate, up = (
-            _linear(layer["mlp"][one], y, f"{name}.mlp.{one}") for one in ("gate_proj", "up_proj")
+            _linear(layer["mlp"][projection], y, f"{name}.mlp.{projection}")
+            for projection in ("gate_proj", "up_proj")
         )
         down = _linear(layer["mlp"]["down_proj"], jax.nn.silu(gate) * up, f"{name}.mlp.down_proj")
         return _module(name, x + down)
@@ -208,7 +212,7 @@ def llama(
         return _cross_entropy(logits, batch["labels"])
 
     key = width // heads * kv_heads
-    one = {
+    layer_shapes = {
         "input_layernorm": {"weight": _f32(width)},
         "post_attention_layernorm": {"weight": _f32(width)},
         "self_attn": {
@@ -223,10 +227,10 @@ def llama(
             "down_proj": _dense(width, inner),
         },
     }
-    whole = jax.tree.map(lambda x: _f32(layers, *x.shape), one)
+    stacked_shapes = jax.tree.map(lambda x: _f32(layers, *x.shape), layer_shapes)
     params = {
         "embed_tokens": {"weight": _f32(vocabulary, width)},
-        "layers": whole if stacked else {str(n): one for n in range(layers)},
+        "layers": stacked_shapes if stacked else {str(n): layer_shapes for n in range(layers)},
         "norm": {"weight": _f32(width)},
         "lm_head": _dense(vocabulary, width),
     }
@@ -271,7 +275,7 @@ def mixtral(
         return _cross_entropy(logits, batch["labels"])
 
     key = width // heads * kv_heads
-    one = {
+    layer_shapes = {
         "input_layernorm": {"weight": _f32(width)},
         "post_attention_layernorm": {"weight": _f32(width)},
         "self_attn": {
@@ -291,7 +295,7 @@ def mixtral(
     }
     params = {
         "embed_tokens": {"weight": _f32(vocabulary, width)},
-        "layers": {str(n): one for n in range(layers)},
+        "layers": {str(n): layer_shapes for n in range(layers)},
         "norm": {"weight": _f32(width)},
         "lm_head": _dense(vocabulary, width),
     }
@@ -323,7 +327,7 @@ def vit(
         logits = _linear(params["head"], jnp.mean(_norm(params["norm"], x, "norm"), 1), "head")
         return _cross_entropy(logits, batch["labels"])
 
-    one = {
+    layer_shapes = {
         "norm1": {"weight": _f32(width)},
         "norm2": {"weight": _f32(width)},
         "attn": {name: _dense(width, width) for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
@@ -335,12 +339,12 @@ def vit(
     params = {
         "patch_embed": {"proj": _dense(width, 3 * patch * patch, bias=True)},
         "pos_embed": _f32(1, length, width),
-        "blocks": {str(n): one for n in range(layers)},
+        "blocks": {str(n): layer_shapes for n in range(layers)},
         "norm": {"weight": _f32(width)},
         "head": _dense(classes, width, bias=True),
     }
-    given = {"patches": _f32(batch, length, 3 * patch * patch), "labels": _i32(batch)}
-    return _family("ViT", "transformer", loss, params, given)
+    batch_shapes = {"patches": _f32(batch, length, 3 * patch * patch), "labels": _i32(batch)}
+    return _family("ViT", "transformer", loss, params, batch_shapes)
 
 
 def unet(
@@ -410,11 +414,11 @@ def dlrm(
     def loss(params: Any, batch: Any) -> jax.Array:
         dense = chain(params["bottom"], _half(batch["dense"]), "bottom")
         tables = params["tables"]
-        found = [
+        embedded = [
             _half(_module(f"tables.{n}", tables[str(n)]["weight"][batch["sparse"][:, n]]))
             for n in range(len(rows))
         ]
-        features = jnp.stack([dense, *found], 1)
+        features = jnp.stack([dense, *embedded], 1)
         pairs = jnp.einsum("bie,bje->bij", features, features).reshape(features.shape[0], -1)
         above = chain(params["top"], jnp.concatenate([dense, pairs], -1), "top")
         logits = _linear(params["over"], above, "over")
@@ -430,8 +434,12 @@ def dlrm(
         "top": layers(width + (len(rows) + 1) ** 2, 1024, 1024, 512),
         "over": _dense(1, 512, bias=True),
     }
-    given = {"dense": _f32(batch, 16), "sparse": _i32(batch, len(rows)), "clicks": _f32(batch)}
-    return _family("DLRM", "tables", loss, params, given)
+    batch_shapes = {
+        "dense": _f32(batch, 16),
+        "sparse": _i32(batch, len(rows)),
+        "clicks": _f32(batch),
+    }
+    return _family("DLRM", "tables", loss, params, batch_shapes)
 
 
 FAMILIES: Mapping[str, Callable[..., Family]] = {

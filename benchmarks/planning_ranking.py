@@ -100,14 +100,14 @@ def measure(slices: Sequence[int] = SLICES) -> dict[str, Any]:
         for count, rate in zip(SLICES, PUBLISHED[name], strict=True)
         if count in slices
     ]
-    found = {}
+    results = {}
     for how in SUMS:
         for unit, text in (("_s", "seconds"), ("", "TFLOP/s")):
             for which, some in (("all rows", SLICES), ("1 and 32 slices", (1, 32))):
                 chosen = [row for row in rows if row["slices"] in some]
                 pairs = ([row[f"{who}{unit}"] for row in chosen] for who in ("published", how))
-                found[f"{how}, {text}, {which}"] = spearman(*pairs)
-    return {"rows": rows, "spearman": found}
+                results[f"{how}, {text}, {which}"] = spearman(*pairs)
+    return {"rows": rows, "spearman": results}
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
@@ -121,8 +121,8 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
         >>> spearman([1, 2, 3], [10, 30, 20])
         0.5
     """
-    one, other = (_ranks(np.array(values, float)) for values in (first, second))
-    return float(round(np.corrcoef(one, other)[0, 1], 6))
+    ranks, other = (_ranks(np.array(values, float)) for values in (first, second))
+    return float(round(np.corrcoef(ranks, other)[0, 1], 6))
 
 
 def _ranks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -131,29 +131,29 @@ def _ranks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return below + (equal - 1) / 2
 
 
-def named_rows(found: Mapping[str, Any]) -> list[tuple[list[str], Mapping[str, Any]]]:
+def named_rows(results: Mapping[str, Any]) -> list[tuple[list[str], Mapping[str, Any]]]:
     """The rows with the names that tables give them."""
-    return [([row["model"], f"{row['slices']} x 256"], row) for row in found["rows"]]
+    return [([row["model"], f"{row['slices']} x 256"], row) for row in results["rows"]]
 
 
-def markdown(found: Mapping[str, Any]) -> str:
+def markdown(results: Mapping[str, Any]) -> str:
     """The table of docs/planning.md.
 
     Args:
-        found: what `measure` found.
+        results: what `measure` found.
     """
-    rows = [[*names, *tables.cells(COLUMNS, row)] for names, row in named_rows(found)]
+    rows = [[*names, *tables.cells(COLUMNS, row)] for names, row in named_rows(results)]
     return tables.markdown(["model", "chips", *(title.strip() for title in COLUMNS)], rows)
 
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/planning_ranking.json`."""
     benchmark = Benchmark("planning_ranking", __doc__, quick=1, docs=("planning.md", markdown))
-    given = benchmark.parse()
-    found = measure((1, 32) if given.quick else SLICES)
-    lines = [f"Spearman of {what} {r:.3f}" for what, r in found["spearman"].items()]
-    shown = tables.table("MaxText on v5e", COLUMNS, named_rows(found), ("model", "chips"))
-    benchmark.finish(found, shown, *lines)
+    options = benchmark.parse()
+    results = measure((1, 32) if options.quick else SLICES)
+    lines = [f"Spearman of {what} {r:.3f}" for what, r in results["spearman"].items()]
+    shown = tables.table("MaxText on v5e", COLUMNS, named_rows(results), ("model", "chips"))
+    benchmark.finish(results, shown, *lines)
 
 
 if __name__ == "__main__":

@@ -36,17 +36,17 @@ def measured(number: int) -> dict[str, Any]:
     Returns:
         "peak": bytes of one device; "arguments": bytes of all arguments of one device, measured.
     """
-    told = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "JAX_PLATFORMS": "cpu"}
-    made = subprocess.run(
+    variables = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "JAX_PLATFORMS": "cpu"}
+    process = subprocess.run(
         [sys.executable, "-m", "benchmarks.planning_running", str(number)],
-        env=os.environ | told,
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         check=False,
     )
-    if made.returncode:
-        raise RuntimeError(f"case {number} did not run:\n{made.stderr[-2000:]}")
-    return json.loads(made.stdout.splitlines()[-1])
+    if process.returncode:
+        raise RuntimeError(f"case {number} did not run:\n{process.stderr[-2000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def _run(number: int) -> dict[str, Any]:
@@ -59,27 +59,27 @@ def _run(number: int) -> dict[str, Any]:
     count = int(case.machine.partition(":")[2])
     jax.config.update("jax_num_cpu_devices", count)
     devices = jax.devices()
-    step = planning_depths.laid_out(case)
+    step = planning_depths.sharded_step(case)
     mesh = jax.make_mesh(
         tuple(step.mesh.axis_sizes), step.mesh.axis_names, step.mesh.axis_types, devices=devices
     )
-    step = planning_depths.laid_out(case, mesh)
-    replaced = [one.replaces for one in step.results]
+    step = planning_depths.sharded_step(case, mesh)
+    replaced = [result.replaces for result in step.results]
     run = (
         jax.jit(
             lambda *inputs: tuple(jaxpr_as_fun(step.program)(*inputs)),
-            in_shardings=tuple(one.sharding for one in step.inputs),
-            out_shardings=tuple(one.sharding for one in step.results),
+            in_shardings=tuple(input_.sharding for input_ in step.inputs),
+            out_shardings=tuple(result.sharding for result in step.results),
             donate_argnums=tuple(sorted(at for at in replaced if at is not None)),
             keep_unused=True,
         )
-        .lower(*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in step.inputs))
+        .lower(*(jax.ShapeDtypeStruct(input_.shape, input_.dtype) for input_ in step.inputs))
         .compile()
     )
     make = (
         jax.jit(
-            lambda: tuple(jax.numpy.ones(one.shape, one.dtype) for one in step.inputs),
-            out_shardings=tuple(one.sharding for one in step.inputs),
+            lambda: tuple(jax.numpy.ones(input_.shape, input_.dtype) for input_ in step.inputs),
+            out_shardings=tuple(input_.sharding for input_ in step.inputs),
         )
         .lower()
         .compile()
@@ -88,7 +88,7 @@ def _run(number: int) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text(_SET_BACK)
     before = _resident("VmRSS")
     inputs = list(jax.block_until_ready(make()))
-    given = _resident("VmRSS") - before
+    resident = _resident("VmRSS") - before
     results: list[Any] = []
     for _ in range(STEPS):
         results = list(jax.block_until_ready(run(*inputs)))
@@ -97,14 +97,14 @@ def _run(number: int) -> dict[str, Any]:
                 inputs[source] = results[at]
         del results[:]
     most = _resident("VmHWM") - before
-    return {"peak": most // count, "arguments": given // count, "steps": STEPS}
+    return {"peak": most // count, "arguments": resident // count, "steps": STEPS}
 
 
 def _resident(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    if found is None:
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if match is None:
         raise RuntimeError(f"this kernel does not say {name} of a process")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -62,23 +62,23 @@ def by_hand(step: TracedStep, family: Family, where: Any) -> list[HandPlan]:
 
 
 def costs_by_hand(
-    step: SearchedStep, one: HandPlan, capacity: int, depth: SearchDepth
+    step: SearchedStep, plan: HandPlan, capacity: int, depth: SearchDepth
 ) -> list[tuple[PlanCost, dict[str, NamedSharding]]]:
     """The costs of a hand plan: as it is, and with layouts behind blocks; and these."""
     if depth == "kinds":
-        return [(kinds_of_layouts(step.program, one.layouts, one.mesh, capacity), {})]
+        return [(kinds_of_layouts(step.program, plan.layouts, plan.mesh, capacity), {})]
     batch = [x for x in step.written.inputs if x.role == "input"]
-    spec = max((one.layouts[x.name].spec for x in batch if x.name in one.layouts), key=len)
-    behind = NamedSharding(one.mesh, PartitionSpec(*spec[:2]))
+    spec = max((plan.layouts[x.name].spec for x in batch if x.name in plan.layouts), key=len)
+    behind = NamedSharding(plan.mesh, PartitionSpec(*spec[:2]))
     program = step.program
     blocks = {
         name: behind
-        for name, alike in step.modules.items()
-        if len(program.values[program.modules[alike]].shape) >= len(behind.spec)
+        for name, modules in step.modules.items()
+        if len(program.values[program.modules[modules]].shape) >= len(behind.spec)
         and not any(name.startswith(f"{other}.") for other in step.modules)
     }
     return [
-        (step.cost(one.layouts, one.mesh, capacity, outputs), outputs) for outputs in ({}, blocks)
+        (step.cost(plan.layouts, plan.mesh, capacity, outputs), outputs) for outputs in ({}, blocks)
     ]
 
 
@@ -86,19 +86,19 @@ def best_by_hand(
     step: SearchedStep, plans: list[HandPlan], capacity: int, depth: SearchDepth = "trace"
 ) -> tuple[HandPlan | None, PlanCost | None]:
     """The fastest hand plan that fits."""
-    found = [
-        (cost, outputs, one)
-        for one in plans
-        for cost, outputs in costs_by_hand(step, one, capacity, depth)
+    costs = [
+        (cost, outputs, plan)
+        for plan in plans
+        for cost, outputs in costs_by_hand(step, plan, capacity, depth)
         if cost.fits
     ]
-    for cost, outputs, one in sorted(found, key=lambda each: each[0].seconds):
+    for cost, outputs, plan in sorted(costs, key=lambda each: each[0].seconds):
         if depth == "kinds":
-            return one, cost
-        if step.as_written(cost, one.layouts, one.mesh, outputs).fits:
+            return plan, cost
+        if step.as_written(cost, plan.layouts, plan.mesh, outputs).fits:
             if depth == "partition":
-                cost = step.cost(one.layouts, one.mesh, capacity, outputs, depth)
-            return one, cost
+                cost = step.cost(plan.layouts, plan.mesh, capacity, outputs, depth)
+            return plan, cost
     return None, None
 
 
@@ -108,56 +108,56 @@ def measure(family: Family, where: str, depth: SearchDepth = "trace") -> dict[st
     step = traced_jax_step(family.step, family.args, {}, meshes[0], name=family.name)
     start, busy = time.monotonic(), time.process_time()
     try:
-        found, why = search(family.step, family.args, where, depth=depth), ""
+        plans, why = search(family.step, family.args, where, depth=depth), ""
     except ValueError as error:
-        found, why = None, str(error)
+        plans, why = None, str(error)
     taken = {"seconds": time.monotonic() - start, "processor": time.process_time() - busy}
     capacity = topology_of(meshes[0]).chip.memory
     plan, cost = best_by_hand(searched(step), by_hand(step, family, where), capacity, depth)
-    if found is None:
+    if plans is None:
         return {"fits": False, "why": why, "hand": None if plan is None else plan.name, **taken}
     return {
         "fits": True,
         "depth": depth,
-        "mesh": dict(found.mesh.shape),
-        "plan": repr(found.plan),
-        "cost": found.cost.seconds,
-        "memory": found.cost.memory,
-        "capacity": found.cost.capacity,
-        "bound": found.cost.seconds / found.least_seconds,
+        "mesh": dict(plans.mesh.shape),
+        "plan": repr(plans.plan),
+        "cost": plans.cost.seconds,
+        "memory": plans.cost.memory,
+        "capacity": plans.cost.capacity,
+        "bound": plans.cost.seconds / plans.least_seconds,
         "hand": None if plan is None else f"{plan.name}, {tuple(plan.mesh.shape.values())}",
-        "ratio": None if cost is None else found.cost.seconds / cost.seconds,
+        "ratio": None if cost is None else plans.cost.seconds / cost.seconds,
         **taken,
     }
 
 
-def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+def markdown(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The table of docs/benchmarks.md: found over by hand, and what searches of a row took.
 
     Args:
-        found: what `measure` gave, by family, machine and depth.
+        results: what `measure` gave, by family, machine and depth.
     """
-    told = collections.defaultdict[tuple[str, str], dict[str, Mapping[str, Any]]](dict)
-    for title, row in found.items():
+    rows_of = collections.defaultdict[tuple[str, str], dict[str, Mapping[str, Any]]](dict)
+    for title, row in results.items():
         family, where, depth = title.rsplit(", ", 2)
-        told[family, depth][where] = row
+        rows_of[family, depth][where] = row
     rows = []
     for family, depth in sorted(
-        told, key=lambda key: (list(FAMILIES).index(key[0]), key[1] != "trace")
+        rows_of, key=lambda key: (list(FAMILIES).index(key[0]), key[1] != "trace")
     ):
-        cells = told[family, depth]
+        cells = rows_of[family, depth]
         taken = [row["processor"] for row in cells.values()]
         rows.append(
             [
                 family if depth == "trace" else f'{family}, depth "{depth}"',
-                *(_told(cells[where]) if where in cells else "" for where in MACHINES),
+                *(_cell(cells[where]) if where in cells else "" for where in MACHINES),
                 f"{min(taken):.1f} to {max(taken):.1f}" if len(taken) > 1 else f"{taken[0]:.1f}",
             ]
         )
     return tables.markdown(["found / by hand", *MACHINES, "a search, processor s"], rows)
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _cell(row: Mapping[str, Any]) -> str:
     if not row["fits"]:
         return "nothing fits" if row["hand"] is None else f"only by hand: {row['hand']}"
     return "no hand plan" if row["ratio"] is None else f"{row['ratio']:.2f}"
@@ -198,14 +198,14 @@ def main() -> None:
     benchmark.add("--depth", default="trace", choices=get_args(SearchDepth), help="of the search")
     benchmark.add("--on", nargs="*", help=f"machines; default: {', '.join(MACHINES)}")
     benchmark.add("--missing", action="store_true", help="only what is not saved yet")
-    given = benchmark.parse()
+    options = benchmark.parse()
     rows: dict[str, dict[str, Any]] = {}
-    for name in given.workloads:
-        for where in given.on or (QUICK if given.quick else MACHINES):
-            title = f"{name}, {where}, {given.depth}"
-            if given.missing and title in results.saved(benchmark.name):
+    for name in options.workloads:
+        for where in options.on or (QUICK if options.quick else MACHINES):
+            title = f"{name}, {where}, {options.depth}"
+            if options.missing and title in results.saved(benchmark.name):
                 continue
-            row = measure(FAMILIES[name](), where, given.depth)
+            row = measure(FAMILIES[name](), where, options.depth)
             rows[title] = {**row, "measured": results.circumstances()}
             print(title, {k: v for k, v in row.items() if k != "plan"}, flush=True)
             benchmark.finish(rows, merge=True)

@@ -40,11 +40,11 @@ def main() -> None:
         "recording", __doc__, rounds=40, quick=30, docs=("benchmarks.md", markdown)
     )
     benchmark.add("--no-peers", action="store_true", help="leave out torchax and torch_xla")
-    given = benchmark.parse()
-    results = measure(gpt2.problem(phases.QUICK if given.quick else phases.FULL), given.rounds)
-    if not (given.quick or given.no_peers):
+    options = benchmark.parse()
+    results = measure(gpt2.problem(phases.QUICK if options.quick else phases.FULL), options.rounds)
+    if not (options.quick or options.no_peers):
         for name, peer in launch.RECORDING.items():
-            row = results[name] = launch.run(peer, given.rounds)
+            row = results[name] = launch.run(peer, options.rounds)
             if "step_ms" in row:
                 row["us_per_cpu_op"] = row["step_ms"] * 1e3 / results["torch CPU"]["ops"]
         _to_floor(results)
@@ -72,7 +72,7 @@ def measure(problem: Problem, rounds: int) -> dict[str, Any]:
     engine.drop()
     entries = _entries()
     xs.sync(wait=True)
-    whole = floor.Stream(item for stream in streams for item in stream.items)
+    combined = floor.Stream(item for stream in streams for item in stream.items)
     lowest = Stepper(problem, floor.place, state_of=engine.optimizer)
     cpu = Stepper(problem, lambda thing: thing)
     for _ in range(phases.SETTLE):
@@ -90,10 +90,10 @@ def measure(problem: Problem, rounds: int) -> dict[str, Any]:
         medians["isoshard"].append(_median(lazy_tensor.LazyTensor, engine.step))
         engine.drop()
         xs.sync(wait=True)
-        with floor.replaying(whole):
+        with floor.replaying(combined):
             steps["floor"].append(lowest.step())
         lowest.drop()
-        with floor.replaying(whole):
+        with floor.replaying(combined):
             medians["floor"].append(_median(floor.Floor, lowest.step))
         lowest.drop()
         tapes.replace(tapes.Tape())  # the floor's factories were recorded on it
@@ -108,8 +108,8 @@ def measure(problem: Problem, rounds: int) -> dict[str, Any]:
     }
     for row in results.values():
         row["us_per_cpu_op"] = row["step_ms"] * 1e3 / sum(cpu_counts)
-    for name, found in medians.items():
-        results[name]["median_us_per_op"] = statistics.median(found) * 1e6
+    for name, median in medians.items():
+        results[name]["median_us_per_op"] = statistics.median(median) * 1e6
     _to_floor(results)
     results["isoshard"]["entries"] = entries
     return results

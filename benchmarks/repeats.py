@@ -58,7 +58,7 @@ LIMIT = 3000.0
 Size = Sequence[int]
 
 
-def made(name: str, layers: int, size: Size) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+def build(name: str, layers: int, size: Size) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """A model from a configuration, and a batch for it."""
     import transformers
 
@@ -113,12 +113,12 @@ class Contestant:
     def __init__(self, variant: str, name: str, layers: int, size: Size):
         """Make the model on the device."""
         torch.manual_seed(0)
-        model, batch = made(name, layers, size)
+        model, batch = build(name, layers, size)
         model.train().to("jax")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         self.step = xs.compile(training_step(model, optimizer), repeat=VARIANTS[variant])
         self.batch = {name: tensor.to("jax") for name, tensor in batch.items()}
-        self.parameters = sum(one.numel() for one in model.parameters())
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         xs.sync(wait=True)
 
     def __call__(self) -> float:
@@ -133,7 +133,7 @@ def measure(variant: str, name: str, layers: int, size: Size) -> dict[str, Any]:
     started, worked = time.perf_counter(), time.process_time()
     losses = [contestant()]
     first, work = time.perf_counter() - started, time.process_time() - worked
-    xla = sum(one.seconds for one in metrics.compilations())
+    xla = sum(compilation.seconds for compilation in metrics.compilations())
     losses += [contestant() for _ in range(STEPS - 2)]
     worked = time.process_time()
     losses += [contestant()]
@@ -149,44 +149,51 @@ def measure(variant: str, name: str, layers: int, size: Size) -> dict[str, Any]:
         "xla_s": xla,
         "peak_mib": (memory.argument_size_in_bytes + results + memory.temp_size_in_bytes) / 2**20,
         "parameters_mib": contestant.parameters * 4 / 2**20,
-        "said": said(),
+        "said": mode(),
     }
 
 
 def compare(name: str, layers: int, size: Size, rounds: int) -> dict[str, Any]:
     """Step times of both variants in turns, in this process."""
-    contestants = {one: Contestant(one, name, layers, size) for one in VARIANTS}
-    losses = {one: [contestant() for _ in range(STEPS)] for one, contestant in contestants.items()}
-    work: dict[str, list[float]] = {one: [] for one in VARIANTS}
+    contestants = {variant: Contestant(variant, name, layers, size) for variant in VARIANTS}
+    losses = {
+        variant: [contestant() for _ in range(STEPS)] for variant, contestant in contestants.items()
+    }
+    work: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
 
-    def timed(one: str) -> Callable[[], None]:
+    def timed(variant: str) -> Callable[[], None]:
         def step() -> None:
             started = time.process_time()
-            contestants[one]()
-            work[one].append(time.process_time() - started)
+            contestants[variant]()
+            work[variant].append(time.process_time() - started)
 
         return step
 
-    times = timing.interleave({one: timed(one) for one in VARIANTS}, rounds=rounds, warmup=1)
+    times = timing.interleave(
+        {variant: timed(variant) for variant in VARIANTS}, rounds=rounds, warmup=1
+    )
     return {
-        **{f"{one}_ms": statistics.median(found) * 1e3 for one, found in times.items()},
-        **{f"{one}_cpu_ms": statistics.median(found[1:]) * 1e3 for one, found in work.items()},
+        **{f"{variant}_ms": statistics.median(seconds) * 1e3 for variant, seconds in times.items()},
+        **{
+            f"{variant}_cpu_ms": statistics.median(seconds[1:]) * 1e3
+            for variant, seconds in work.items()
+        },
         "ratio": timing.paired(times["rolled"], times["unrolled"]),
         "cpu_ratio": timing.paired(work["rolled"][1:], work["unrolled"][1:]),
-        "apart": apart(*losses.values()),
-        "said": said(),
+        "apart": difference(*losses.values()),
+        "said": mode(),
     }
 
 
-def said() -> str:
+def mode() -> str:
     """What became of the layers."""
     lines = [line for line in metrics.report().splitlines() if line.startswith("repeat: ")]
     return lines[0].partition("  (")[0] if lines else ""
 
 
-def apart(one: list[float], other: list[float]) -> float:
+def difference(losses: list[float], other: list[float]) -> float:
     """The largest relative difference of losses."""
-    return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, other, strict=True))
 
 
 def compiled(name: str, depths: tuple[int, int], limit: float) -> dict[str, Any]:
@@ -197,14 +204,14 @@ def compiled(name: str, depths: tuple[int, int], limit: float) -> dict[str, Any]
         results[f"{name}: {variant}, {layers} layers"] = _measured(variant, name, layers, LIMIT)
     if limit:
         try:
-            found = _measured("unrolled", name, deep, limit)
-            results[f"{name}: unrolled, {deep} layers"] = found
+            figures = _measured("unrolled", name, deep, limit)
+            results[f"{name}: unrolled, {deep} layers"] = figures
         except calls.Failed as error:
             print(f"{name}: unrolled, {deep} layers: {error}")
     for layers in depths:
-        new, old = (f"{name}: {one}, {layers} layers" for one in ("rolled", "unrolled"))
+        new, old = (f"{name}: {mode}, {layers} layers" for mode in ("rolled", "unrolled"))
         if old in results:
-            off = apart(results[new]["losses"], results[old]["losses"])
+            off = difference(results[new]["losses"], results[old]["losses"])
             results[f"{name}: losses of {layers} layers apart"] = off
             _agree(f"{name}, {layers} layers", off)
     for variant in VARIANTS:
@@ -218,26 +225,26 @@ def compiled(name: str, depths: tuple[int, int], limit: float) -> dict[str, Any]
 
 
 def _measured(variant: str, name: str, layers: int, limit: float) -> dict[str, Any]:
-    found = calls.call("benchmarks.repeats:measure", variant, name, layers, NARROW, limit=limit)
-    print(name, variant, layers, found, flush=True)
+    figures = calls.call("benchmarks.repeats:measure", variant, name, layers, NARROW, limit=limit)
+    print(name, variant, layers, figures, flush=True)
     if variant == "rolled":
-        _loops(name, found["said"])
-    return found
+        _loops(name, figures["said"])
+    return figures
 
 
 def stepped(name: str, rounds: int) -> dict[str, Any]:
     """Step times of both variants."""
     size = PUBLISHED[name]
-    found = calls.call("benchmarks.repeats:compare", name, DEPTH, size, rounds, limit=LIMIT)
-    print(name, found, flush=True)
-    _loops(name, found["said"])
-    _agree(name, found["apart"])
-    return {f"{name}: steps of {DEPTH} layers": found}
+    figures = calls.call("benchmarks.repeats:compare", name, DEPTH, size, rounds, limit=LIMIT)
+    print(name, figures, flush=True)
+    _loops(name, figures["said"])
+    _agree(name, figures["apart"])
+    return {f"{name}: steps of {DEPTH} layers": figures}
 
 
-def _loops(name: str, found: str) -> None:
-    if " as " not in found:
-        raise SystemExit(f"{name}: its layers are no loops: {found}")
+def _loops(name: str, loops: str) -> None:
+    if " as " not in loops:
+        raise SystemExit(f"{name}: its layers are no loops: {loops}")
 
 
 def _agree(what: str, off: float) -> None:
@@ -245,27 +252,27 @@ def _agree(what: str, off: float) -> None:
         raise SystemExit(f"{what}: the losses are {off:.1e} apart")
 
 
-def markdown(found: Mapping[str, Any]) -> str:
+def markdown(results: Mapping[str, Any]) -> str:
     """The tables of docs/benchmarks.md: steps of both variants, and compilation by depth.
 
     Args:
-        found: results by title, of all models.
+        results: results by title, of all models.
     """
     few, many = 4, 48
     steps, deep = [], []
     for name, title in TITLES.items():
         _, _, batch, length = PUBLISHED[name]
-        step = found[f"{name}: steps of {DEPTH} layers"]
-        ratios = [f"{step[one]:.2f}" for one in ("ratio", "cpu_ratio")]
+        step = results[f"{name}: steps of {DEPTH} layers"]
+        ratios = [f"{step[column]:.2f}" for column in ("ratio", "cpu_ratio")]
         steps.append([title, str(batch * length), *ratios])
         row = [title.split("-base")[0].split(" (")[0]]
         for what in ("xla_s", "compile_cpu_s"):
             flat, stacked = (
-                found[f"{name}: rolled, {layers} layers"][what] for layers in (few, many)
+                results[f"{name}: rolled, {layers} layers"][what] for layers in (few, many)
             )
             row.append(f"{stacked / flat:.1f} ({flat:.1f} s, {stacked:.1f} s)")
         row += [
-            f"{found[f'{name}: unrolled, {what} of {many} / {few} layers']:.1f}"
+            f"{results[f'{name}: unrolled, {what} of {many} / {few} layers']:.1f}"
             for what in ("xla_s", "compile_cpu_s")
         ]
         deep.append(row)
@@ -297,13 +304,13 @@ def main() -> None:
         default=LIMIT,
         help="seconds for the deep model as it is; 0: leave it out (%(default)s)",
     )
-    given = benchmark.parse()
-    depths = (3, 6) if given.quick else (4, 48)
-    for name in given.workloads:
-        if given.part in (None, "steps"):
-            benchmark.finish(stepped(name, given.rounds), merge=True)
-        if given.part in (None, "compile"):
-            benchmark.finish(compiled(name, depths, given.limit), merge=True)
+    options = benchmark.parse()
+    depths = (3, 6) if options.quick else (4, 48)
+    for name in options.workloads:
+        if options.part in (None, "steps"):
+            benchmark.finish(stepped(name, options.rounds), merge=True)
+        if options.part in (None, "compile"):
+            benchmark.finish(compiled(name, depths, options.limit), merge=True)
 
 
 if __name__ == "__main__":

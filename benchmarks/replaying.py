@@ -86,10 +86,10 @@ def main() -> None:
     benchmark = Benchmark(
         "replaying", __doc__, rounds=200, quick=20, docs=("benchmarks.md", markdown)
     )
-    given = benchmark.parse()
-    counts = QUICK if given.quick else COUNTS
+    options = benchmark.parse()
+    counts = QUICK if options.quick else COUNTS
     results = {
-        f"{name}, {count} tensors": measure(name, count, rounds=given.rounds)
+        f"{name}, {count} tensors": measure(name, count, rounds=options.rounds)
         for name in OPTIMIZERS
         for count in counts
     }
@@ -183,9 +183,9 @@ def replaced(donated: tuple[int, ...], avals: Any, results: Any) -> list[tuple[i
     free = list(range(len(results)))
     pairs = []
     for position in donated:
-        wanted = (avals[position].shape, avals[position].dtype)
+        aval = (avals[position].shape, avals[position].dtype)
         for number in free:
-            if (results[number].shape, results[number].dtype) == wanted:
+            if (results[number].shape, results[number].dtype) == aval:
                 free.remove(number)
                 pairs.append((position, number))
                 break

@@ -30,9 +30,9 @@ COUNTED = {"fusions": " fusion(", "converts": " convert("}
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/rounding.json`."""
     benchmark = Benchmark("rounding", __doc__, rounds=60, quick=5, docs=("benchmarks.md", markdown))
-    given = benchmark.parse()
-    sizes = SMALL if given.quick else SIZES
-    results = {name: measure(name, sizes, given.rounds) for name in MODELS}
+    options = benchmark.parse()
+    sizes = SMALL if options.quick else SIZES
+    results = {name: measure(name, sizes, options.rounds) for name in MODELS}
     benchmark.finish({"sizes": sizes, **results}, table(results))
 
 
@@ -50,15 +50,15 @@ def measure(name: str, sizes: dict[str, int], rounds: int) -> dict[str, Any]:
     """
     steps = {kind: step(name, sizes, free) for kind, free in PROGRAMS.items()}
     times = timing.interleave({kind: call for kind, (call, _) in steps.items()}, rounds=rounds)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind, (_, captured) in steps.items():
         text = xs.program_text(captured)
-        found[kind] = {
+        results[kind] = {
             "median_ms": statistics.median(times[kind]) * 1e3,
             **{what: text.count(mark) for what, mark in COUNTED.items()},
             "temporaries_mib": xs.memory_analysis(captured).temp_size_in_bytes / 2**20,
         }
-    return {**found, "paired_ratio": timing.paired(times["rounded"], times["free"])}
+    return {**results, "paired_ratio": timing.paired(times["rounded"], times["free"])}
 
 
 def step(name: str, sizes: dict[str, int], free: bool) -> tuple[Callable[[], None], Any]:
@@ -130,13 +130,13 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
     )
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(results: dict[str, Any]) -> str:
     """The table of docs/benchmarks.md.
 
     Args:
-        found: the results.
+        results: the results.
     """
-    return tables.in_markdown(table({name: found[name] for name in MODELS}))
+    return tables.in_markdown(table({name: results[name] for name in MODELS}))
 
 
 if __name__ == "__main__":

@@ -118,8 +118,8 @@ def _in_chunks(folder: Path, read: Callable[[int, Path, int], None]) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             for at in range(0, path.stat().st_size, CHUNK):
                 done.append(pool.submit(read, descriptor, path, at))
-        for one in done:
-            one.result()
+        for future in done:
+            future.result()
 
 
 CONTESTANTS: dict[str, Callable[[Path], Any]] = {
@@ -130,7 +130,7 @@ CONTESTANTS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def one(name: str, where: str, cold: bool) -> dict[str, float]:
+def load_once(name: str, where: str, cold: bool) -> dict[str, float]:
     """Run a contestant in this process, on the model in a folder."""
     folder = Path(where)
     jax.config.update("jax_num_cpu_devices", DEVICES)
@@ -151,30 +151,30 @@ def one(name: str, where: str, cold: bool) -> dict[str, float]:
 
 def measure(folder: Path, size: int, rounds: int, cold: bool) -> dict[str, Any]:
     """All contestants in turns, each in a process of its own."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
     names = list(CONTESTANTS)
     for number in range(rounds):
         for name in np.random.default_rng(number).permutation(names).tolist():
-            found[name].append(
+            results[name].append(
                 calls.call(
-                    "benchmarks.safetensors:one",
+                    "benchmarks.safetensors:load_once",
                     *(name, str(folder), cold),
                     variables={"NUMPY_MADVISE_HUGEPAGE": "0"},
                     limit=300,
                 )
             )
     seconds = {
-        name: statistics.median(run["seconds"] for run in runs) for name, runs in found.items()
+        name: statistics.median(run["seconds"] for run in runs) for name, runs in results.items()
     }
-    peaks = {name: max(run["peak"] for run in runs) for name, runs in found.items()}
+    peaks = {name: max(run["peak"] for run in runs) for name, runs in results.items()}
     in_flight = THREADS * CHUNK
     return {
         "GB/s": {name: size / taken / 1e9 for name, taken in seconds.items()},
         "peak_MB": {name: peak / 1e6 for name, peak in peaks.items()},
-        "seconds": {name: [run["seconds"] for run in runs] for name, runs in found.items()},
+        "seconds": {name: [run["seconds"] for run in runs] for name, runs in results.items()},
         "ratio_to_raw": seconds["raw reads"] / seconds["load_safetensors"],
         "ratio_by_round": timing.paired(
-            *([run["seconds"] for run in found[who]] for who in ("raw reads", "load_safetensors"))
+            *([run["seconds"] for run in results[who]] for who in ("raw reads", "load_safetensors"))
         ),
         "memory": peaks["load_safetensors"] / (in_flight + size),
     }
@@ -184,10 +184,10 @@ def table(results: dict[str, Any]) -> Table:
     """Throughput and memory."""
     rows = {
         kind: {
-            name: {"rate": rate, "peak": found["peak_MB"][name]}
-            for name, rate in found["GB/s"].items()
+            name: {"rate": rate, "peak": runs["peak_MB"][name]}
+            for name, rate in runs["GB/s"].items()
         }
-        for kind, found in ((kind, results[kind]) for kind in ("warm", "cold"))
+        for kind, runs in ((kind, results[kind]) for kind in ("warm", "cold"))
     }
     columns = {"GB/s": "{rate:.2f}", "peak MB": "{peak:.0f}"}
     title = f"{results['bytes'] / 1e9:.2f} GB on {DEVICES} devices"
@@ -205,24 +205,24 @@ def _mesh() -> Any:
 def main() -> None:
     """Run, print a table, and save `benchmarks/results/safetensors.json`."""
     benchmark = Benchmark("safetensors", __doc__, rounds=ROUNDS, quick=1)
-    given = benchmark.parse()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / "model"
-        size = write_model(folder, SIZE >> 4 if given.quick else SIZE)
+    options = benchmark.parse()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        size = write_model(folder, SIZE >> 4 if options.quick else SIZE)
         results = {
             "bytes": size,
             "in_flight": THREADS * CHUNK,
-            "warm": measure(folder, size, given.rounds, cold=False),
-            "cold": measure(folder, size, given.rounds, cold=True),
+            "warm": measure(folder, size, options.rounds, cold=False),
+            "cold": measure(folder, size, options.rounds, cold=True),
             "targets": {"ratio_to_raw": LEAST_RATIO, "memory": MOST_MEMORY},
         }
-    told = [
+    rows = [
         f"{kind}: {results[kind]['ratio_to_raw']:.2f} of raw reads (at least {LEAST_RATIO}; "
         f"round by round {results[kind]['ratio_by_round']:.2f}), "
         f"memory {results[kind]['memory']:.2f} of shards and chunks (at most {MOST_MEMORY})"
         for kind in ("warm", "cold")
     ]
-    benchmark.finish(results, table(results), *told)
+    benchmark.finish(results, table(results), *rows)
 
 
 if __name__ == "__main__":

@@ -97,23 +97,23 @@ def measure(variant: str, part: str, layers: int, width: int) -> dict[str, Any]:
     }
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(results: dict[str, Any]) -> Table:
     """Show the first calls of the flattest and of the deepest model."""
-    told = collections.defaultdict[str, dict[str, Any]](dict)
-    for name, one in found.items():
+    rows_of = collections.defaultdict[str, dict[str, Any]](dict)
+    for name, row in results.items():
         what, _, kind = name.rpartition(", ")
         if kind.endswith(" layers"):
-            told[what].setdefault("flat", one)
-            told[what] |= {"deep": one, "layers": kind}
+            rows_of[what].setdefault("flat", row)
+            rows_of[what] |= {"deep": row, "layers": kind}
         elif what:
-            told[what]["ratio"] = one
+            rows_of[what]["ratio"] = row
     columns = {
         "fewest layers": "{flat[first_call_s]:.1f} s",
         "most": "{deep[first_call_s]:.1f} s",
         "ratio": "{ratio:.2f}",
         "then a call": "{deep[step_ms]:.0f} ms",
     }
-    return tables.by_name("first calls", columns, told)
+    return tables.by_name("first calls", columns, rows_of)
 
 
 markdown = tables.documented(table)
@@ -123,22 +123,24 @@ def main() -> None:
     """Measure every variant at both depths."""
     benchmark = Benchmark("scan_layers", __doc__, quick=1, docs=("benchmarks.md", markdown))
     benchmark.add("--width", type=int, default=128)
-    given = benchmark.parse()
-    depths = (2, 4) if given.quick else (4, 48)
+    options = benchmark.parse()
+    depths = (2, 4) if options.quick else (4, 48)
     results: dict[str, Any] = {}
     for part in PARTS:
         for variant in VARIANTS:
             for layers in depths:
-                found = calls.call(
-                    "benchmarks.scan_layers:measure", variant, part, layers, given.width
+                figures = calls.call(
+                    "benchmarks.scan_layers:measure", variant, part, layers, options.width
                 )
-                results[f"{part}: {variant}, {layers} layers"] = found
-                print(part, variant, layers, {k: round(v, 2) for k, v in found.items()}, flush=True)
+                results[f"{part}: {variant}, {layers} layers"] = figures
+                print(
+                    part, variant, layers, {k: round(v, 2) for k, v in figures.items()}, flush=True
+                )
             deep, flat = (results[f"{part}: {variant}, {layers} layers"] for layers in depths[::-1])
             ratio = deep["first_call_s"] / flat["first_call_s"]
             results[f"{part}: {variant}, ratio of first calls"] = ratio
             print(f"{part}: {variant}: {depths[1]} layers / {depths[0]} layers = {ratio:.2f}")
-    benchmark.finish({"width": given.width, **results})
+    benchmark.finish({"width": options.width, **results})
 
 
 if __name__ == "__main__":

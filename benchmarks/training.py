@@ -47,26 +47,26 @@ def main() -> None:
     benchmark.add_workloads(sizes.SIZES)
     benchmark.add("--accelerator", action="store_true", help="published sizes on one GPU")
     benchmark.add("--no-peers", action="store_true", help="leave out DTensor and the others")
-    given = benchmark.parse()
-    scale = "gpu" if given.accelerator else "quick" if given.quick else "cpu"
+    options = benchmark.parse()
+    scale = "gpu" if options.accelerator else "quick" if options.quick else "cpu"
     benchmark.name = "training-gpu" if scale == "gpu" else "training"
     mesh = _mesh(scale)
-    found: dict[str, Any] = {}
-    problems = [sizes.problem(name, scale) for name in given.workloads]
+    rows: dict[str, Any] = {}
+    problems = [sizes.problem(name, scale) for name in options.workloads]
     for problem in problems:
-        rounds = given.rounds or ROUNDS[problem.name]
+        rounds = options.rounds or ROUNDS[problem.name]
         facts = measure(problem, mesh, scale=scale, rounds=rounds)
-        found[problem.name] = {"size": problem.described(), "contestants": facts}
+        rows[problem.name] = {"size": problem.described(), "contestants": facts}
         where = f"{problem.name}, mesh {tuple(mesh.shape.values())}, {jax.devices()[0]}"
         tables.show(where, *shown(facts))
-    if scale != "gpu" and not given.no_peers:
-        peers = launch.training(given.workloads, scale, steps=LOGGED)
-        for name, row in found.items():
+    if scale != "gpu" and not options.no_peers:
+        peers = launch.training(options.workloads, scale, steps=LOGGED)
+        for name, row in rows.items():
             row["peers"] = {peer: rows[name] for peer, rows in peers.items()}
             tables.show(peer_table(name, row["peers"], row["contestants"]))
-    for row in found.values():
+    for row in rows.values():
         row["measured"] = results.circumstances()
-    benchmark.finish(found, merge=True)
+    benchmark.finish(rows, merge=True)
 
 
 def measure(problem: Problem, mesh: Mesh, *, scale: str, rounds: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def measure(problem: Problem, mesh: Mesh, *, scale: str, rounds: int) -> dict[st
     agree(problem, facts, TOLERANCE[scale])
     times = timing.interleave({c.name: c.steps(LOGGED) for c in entered}, rounds=rounds)
     # Last, and not in turns: torch's threads keep spinning for a while and slow down the others.
-    for make in _beside(scale):
+    for make in _peers(scale):
         other = make(problem, mesh)
         facts[other.name] = _prepare(other)
         agree(problem, facts, TOLERANCE[scale])
@@ -121,7 +121,7 @@ def agree(problem: Problem, facts: dict[str, Any], tolerance: float) -> None:
             )
 
 
-def _beside(scale: str) -> tuple[Callable[[Problem, Mesh], Contestant], ...]:
+def _peers(scale: str) -> tuple[Callable[[Problem, Mesh], Contestant], ...]:
     if scale != "gpu":
         return (contestants.cpu_torch,)
     if not torch.cuda.is_available():
@@ -184,7 +184,7 @@ def peer_table(name: str, peers: dict[str, Any], facts: dict[str, Any]) -> Table
         row["loss_difference"] = loss_difference(row, base)
     columns = {
         **tables.TIMES,
-        **{said: f"{{ours[{title}]:.3f}}" for title, said in ours.items()},
+        **{label: f"{{ours[{title}]:.3f}}" for title, label in ours.items()},
         "loss off by": "{loss_difference:.1e}",
         "": "{said}",
     }

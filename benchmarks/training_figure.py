@@ -59,8 +59,8 @@ def draw(kept: dict[str, Any]) -> str:
     ]
     for number, (model, title) in enumerate(MODELS.items()):
         x, y = number % COLUMNS * WIDTH, HEAD + number // COLUMNS * plot
-        one = kept[model]
-        ways = {**one["contestants"], **one["peers"]}
+        figures = kept[model]
+        ways = {**figures["contestants"], **figures["peers"]}
         parts += [f'<g transform="translate({x} {y})">', *_plot(title, ways), "</g>"]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -72,10 +72,10 @@ def _plot(title: str, ways: dict[str, Any]) -> list[str]:
         stroke = "#666" if mark == 1 else "#e4e4e4"
         parts.append(f'<path d="M{_x(mark)} {TOP - 4}V{bottom}" stroke="{stroke}"/>')
         parts.append(f'<text x="{_x(mark)}" y="{bottom + 14}" text-anchor="middle">{mark:g}</text>')
-    for number, (way, told) in enumerate(WAYS.items()):
+    for number, (way, label) in enumerate(WAYS.items()):
         y = TOP + number * ROW + ROW // 2
         color = "#1f6feb" if way in OURS else "#8a8a8a"
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{escape(told)}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{escape(label)}</text>')
         ratio = ways.get(way, {}).get("ratio")
         if ratio is None:
             parts.append(f'<text x="{_x(1) + 8}" y="{y + 4}" fill="#b00020">fails</text>')

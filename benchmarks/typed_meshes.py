@@ -35,10 +35,10 @@ def main() -> None:
     benchmark = Benchmark(
         "typed_meshes", __doc__, rounds=200, quick=20, docs=("benchmarks.md", markdown)
     )
-    given = benchmark.parse()
+    options = benchmark.parse()
     iso.simulate_devices(8)
-    layers = LAYERS[: 1 if given.quick else None]
-    results = {f"{n} layers": measure(n, given.rounds) for n in layers}
+    layers = LAYERS[: 1 if options.quick else None]
+    results = {f"{n} layers": measure(n, options.rounds) for n in layers}
     benchmark.finish(results, table(results))
 
 

@@ -31,8 +31,8 @@ def section() -> str:
     ):
         for module in pkgutil.iter_modules(getattr(table, "__path__", ())):
             importlib.import_module(f"{table.__name__}.{module.name}")
-        known = table.NAMES.known
-        parts += [f"### Of {title}, {known}", _table(table.NAMES, known)]
+        tried = table.NAMES.known
+        parts += [f"### Of {title}, {tried}", _table(table.NAMES, tried)]
     return "\n\n".join(parts)
 
 
@@ -43,10 +43,10 @@ def page(text: str) -> str:
     return f"{head}{BEGIN}\n\n{section()}\n\n{END}{tail}"
 
 
-def _table(rows: Iterable, known: str) -> str:
+def _table(rows: Iterable, tried: str) -> str:
     lines = ["| name | which .. | without it |", "|---|---|---|"]
     for row in sorted(rows, key=lambda row: row.path.lower()):
-        versions = "" if row.known == known else f" ({row.known})"
+        versions = "" if row.known == tried else f" ({row.known})"
         formerly = f", before that `{row.formerly}`" if row.formerly else ""
         lines.append(f"| `{row.path}`{formerly}{versions} | {row.why} | {row.without} |")
     return "\n".join(lines)

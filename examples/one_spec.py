@@ -65,6 +65,6 @@ print("a gradient from JAX:", grads["0.weight"].shape, grads["0.weight"].shardin
 
 # The same plan lays out Flax layers of the same names, whose kernels are (in, out).
 rngs = nnx.Rngs(0)
-twin = nnx.Dict({"0": nnx.Linear(64, 256, rngs=rngs), "2": nnx.Linear(256, 64, rngs=rngs)})
-iso.shard(twin, mesh, plan)
-print("torch:", f.params["0.weight"].sharding.spec, " Flax:", twin["0"].kernel.sharding.spec)
+flax_model = nnx.Dict({"0": nnx.Linear(64, 256, rngs=rngs), "2": nnx.Linear(256, 64, rngs=rngs)})
+iso.shard(flax_model, mesh, plan)
+print("torch:", f.params["0.weight"].sharding.spec, " Flax:", flax_model["0"].kernel.sharding.spec)

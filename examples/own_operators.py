@@ -91,11 +91,11 @@ uneven = iso.shard(points, mesh, spec, uneven="pad", sizes=sizes)
 routed = iso.domain.register_function_handler(knn, knn_ring)
 expected = jax.jit(knn, static_argnums=2)(points, queries, K)[1]
 for name, cloud in (("equal", x), ("unequal", uneven)):
-    found = iso.full(routed(cloud, y, K)[1])
-    print(f"JAX, {name} shards: equal to one device {np.allclose(found, expected, atol=1e-5)}")
-one = mebibytes(lambda x, y: knn(x, y, K), points, queries)
+    neighbours = iso.full(routed(cloud, y, K)[1])
+    print(f"JAX, {name} shards: equal to one device {np.allclose(neighbours, expected, atol=1e-5)}")
+single = mebibytes(lambda x, y: knn(x, y, K), points, queries)
 ring = mebibytes(lambda x, y: routed.over(mesh, spec, spec)(x, y, K), x, y)
-print(f"temporary memory: one device {one:.0f} MiB, each of eight in the ring {ring:.0f} MiB")
+print(f"temporary memory: one device {single:.0f} MiB, each of eight in the ring {ring:.0f} MiB")
 
 with xs.register_function_handler(torch_knn, torch_knn_ring):
     for name, own in (("equal", None), ("unequal", sizes)):

@@ -31,11 +31,11 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (processes.size,), mesh_dim_names=("data",))
     fully_shard(net, mesh=mesh)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    mine = batch.chunk(processes.size)[processes.rank]
+    local_batch = batch.chunk(processes.size)[processes.rank]
 
     def by_torch() -> float:
         optimizer.zero_grad()
-        loss = (net(mine) - mine).square().mean()
+        loss = (net(local_batch) - local_batch).square().mean()
         loss.backward()
         optimizer.step()
         torch.distributed.all_reduce(loss.detach_())
@@ -62,7 +62,7 @@ def main() -> None:
     iso.metrics.reset()
     params = iso.to_jax(net)  # {"0.weight": jax.Array, ..}, FSDP2's own memory
     state = sgd.init(params)
-    x = iso.to_jax(DTensor.from_local(mine, mesh, [Shard(0)]))
+    x = iso.to_jax(DTensor.from_local(local_batch, mesh, [Shard(0)]))
     for _ in range(2):
         params, state, loss = by_jax(params, state, x)
         say("JAX", float(loss))

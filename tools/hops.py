@@ -38,27 +38,27 @@ class Passed:
 
 def passed(function: Callable[[], Any]) -> Passed:
     """Run a function, and note the files of ours that it passes through."""
-    found = Passed([], 0, 0)
+    record = Passed([], 0, 0)
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         name = frame.f_code.co_filename
         if event != "call" or not name.startswith(HOUSES):
             return
-        if name not in found.files:
-            found.files.append(name)
-        found.calls += 1
+        if name not in record.files:
+            record.files.append(name)
+        record.calls += 1
         caller = frame.f_back
         while caller is not None and not caller.f_code.co_filename.startswith(HOUSES):
             caller = caller.f_back
-        found.changes += caller is not None and caller.f_code.co_filename != name
+        record.changes += caller is not None and caller.f_code.co_filename != name
 
     sys.setprofile(note)
     try:
         function()
     finally:
         sys.setprofile(None)
-    found.files = [name.removeprefix(f"{ROOT}/") for name in found.files]
-    return found
+    record.files = [name.removeprefix(f"{ROOT}/") for name in record.files]
+    return record
 
 
 def measured() -> dict[str, Passed]:
@@ -80,23 +80,23 @@ def measured() -> dict[str, Passed]:
     x, y = torch.ones(4, device="jax"), torch.ones(4, device="jax")
     (x + y).tolist()
     (x + y).tolist()
-    found = {"x + y": passed(lambda: x + y)}
+    results = {"x + y": passed(lambda: x + y)}
     pending = x + y
-    found["xs.sync()"] = passed(pending.tolist)
+    results["xs.sync()"] = passed(pending.tolist)
     step = xs.compile(lambda a: a * 2)
     step(x), step(x)
-    found["step(x)"] = passed(lambda: step(x))
+    results["step(x)"] = passed(lambda: step(x))
     sharded()
     fresh = model()
-    found["iso.shard(module)"] = passed(lambda: iso.shard(fresh, mesh, plan))
+    results["iso.shard(module)"] = passed(lambda: iso.shard(fresh, mesh, plan))
     tensor = iso.shard(torch.ones(8), mesh, iso.P("x"))
     iso.to_jax(tensor)
-    found["iso.to_jax(t)"] = passed(lambda: iso.to_jax(tensor))
+    results["iso.to_jax(t)"] = passed(lambda: iso.to_jax(tensor))
     with tempfile.TemporaryDirectory() as folder:
         iso.save(f"{folder}/a", {"model": sharded()})
         saved = sharded()
-        found["iso.save(module)"] = passed(lambda: iso.save(f"{folder}/b", {"model": saved}))
-    return found
+        results["iso.save(module)"] = passed(lambda: iso.save(f"{folder}/b", {"model": saved}))
+    return results
 
 
 def files() -> dict[str, list[str]]:
@@ -104,7 +104,7 @@ def files() -> dict[str, list[str]]:
     import isoshard as iso
 
     iso.simulate_devices(8)
-    return {name: one.files for name, one in measured().items()}
+    return {name: record.files for name, record in measured().items()}
 
 
 def main() -> int:
@@ -112,13 +112,13 @@ def main() -> int:
     import isoshard as iso
 
     iso.simulate_devices(8)
-    found = measured()
+    results = measured()
     print("| call | files | calls | changes of file |\n|---|---|---|---|")
-    for name, one in found.items():
-        print(f"| `{name}` | {len(one.files)} | {one.calls} | {one.changes} |")
-    for name, one in found.items():
+    for name, record in results.items():
+        print(f"| `{name}` | {len(record.files)} | {record.calls} | {record.changes} |")
+    for name, record in results.items():
         if "-v" in sys.argv:
-            print(f"\n{name}", *(f"    {file}" for file in one.files), sep="\n")
+            print(f"\n{name}", *(f"    {file}" for file in record.files), sep="\n")
     return 0
 
 

@@ -84,8 +84,10 @@ def grouped_attention(
     """
     batch, length, width = x.shape
     q, k, v = (
-        (x @ params[f"{name}.{one}_proj.weight"].T).reshape(batch, length, -1, width // size.heads)
-        for one in "qkv"
+        (x @ params[f"{name}.{letter}_proj.weight"].T).reshape(
+            batch, length, -1, width // size.heads
+        )
+        for letter in "qkv"
     )
     q, k = _rotated(q, theta), _rotated(k, theta)
     y = jax.nn.dot_product_attention(q, k, v, is_causal=True)

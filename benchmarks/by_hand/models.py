@@ -128,7 +128,7 @@ def llama(problem: Problem) -> ByHand:
             h = rms_norm(params, f"{name}.input_layernorm", x, epsilon)
             x = x + grouped_attention(params, f"{name}.self_attn", h, size, torch_llama.THETA)
             h = rms_norm(params, f"{name}.post_attention_layernorm", x, epsilon)
-            gate, up = (h @ params[f"{name}.mlp.{one}_proj.weight"].T for one in ("gate", "up"))
+            gate, up = (h @ params[f"{name}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
             x = x + (jax.nn.silu(gate) * up) @ params[f"{name}.mlp.down_proj.weight"].T
         return rms_norm(params, "model.norm", x, epsilon) @ params["lm_head.weight"].T
 

@@ -99,25 +99,27 @@ class Training:
         self.mesh = mesh
         params, buffers = work.arrays(work.problem.module())
         placed = {name: self._named(work.problem.spec(name)) for name in params}
-        whole = self._named(())
-        laid_out = {
-            name: placed if isinstance(part, dict) else whole
+        replicated = self._named(())
+        state_shardings = {
+            name: placed if isinstance(part, dict) else replicated
             for name, part in work.init({}).items()
         }
-        shardings = (placed, laid_out, dict.fromkeys(buffers, whole))
+        shardings = (placed, state_shardings, dict.fromkeys(buffers, replicated))
         params = jax.device_put(params, placed)
-        self.held = (
+        self.state = (
             params,
-            jax.device_put(work.init(params), laid_out),
+            jax.device_put(work.init(params), state_shardings),
             jax.device_put(buffers, shardings[2]),
         )
-        self.step = jax.jit(work.step, donate_argnums=(0, 1, 2), out_shardings=(*shardings, whole))
-        self.compiled = self.step.lower(*self.held, *self.batch(0)).compile()
+        self.step = jax.jit(
+            work.step, donate_argnums=(0, 1, 2), out_shardings=(*shardings, replicated)
+        )
+        self.compiled = self.step.lower(*self.state, *self.batch(0)).compile()
 
     def run(self, *batch: jax.Array) -> jax.Array:
         """Train one step; returns the loss, which need not be there yet."""
-        *held, loss = self.step(*self.held, *batch)
-        self.held = tuple(held)
+        *state, loss = self.step(*self.state, *batch)
+        self.state = tuple(state)
         return loss
 
     def batch(self, number: int) -> tuple[jax.Array, ...]:

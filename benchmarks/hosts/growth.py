@@ -62,7 +62,7 @@ def fitted(
         shapes: that may be.
     """
     allowed = slack * max(map(abs, values))
-    found = []
+    fits = []
     for shape in shapes:
         of = SHAPES[shape]
         columns = [[1.0, of(n)] if shape != "constant" else [1.0] for n in sizes]
@@ -73,8 +73,8 @@ def fitted(
             continue  # shares of something become smaller, but not less than nothing
         if off <= allowed:
             return growth
-        found.append((off, growth))
-    return min(found, key=lambda pair: pair[0])[1]
+        fits.append((off, growth))
+    return min(fits, key=lambda pair: pair[0])[1]
 
 
 def error(growth: Growth, sizes: Sequence[int], values: Sequence[float]) -> float:

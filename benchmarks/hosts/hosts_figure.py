@@ -40,11 +40,11 @@ COLORS = ("#1f6feb", "#d9570a")
 UNITS = {"ms": 1e-3, "MiB": 2.0**20}
 
 
-def draw(found: Mapping[str, tuple[Mapping[int, float], Growth]]) -> str:
+def draw(growths: Mapping[str, tuple[Mapping[int, float], Growth]]) -> str:
     """Draw quantities.
 
     Args:
-        found: by name what was measured with so many processes, and how it grows.
+        growths: by name what was measured with so many processes, and how it grows.
 
     Returns:
         The SVG.
@@ -58,18 +58,18 @@ def draw(found: Mapping[str, tuple[Mapping[int, float], Growth]]) -> str:
     ]
     for number, (title, names) in enumerate(PLOTS.items()):
         x, y = number % COLUMNS * WIDTH, HEAD + number // COLUMNS * HEIGHT
-        plot = _plot(title, {name: found[name] for name in names})
+        plot = _plot(title, {name: growths[name] for name in names})
         parts += [f'<g transform="translate({x} {y})">', *plot, "</g>"]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def _legend() -> list[str]:
     parts, x = [], 10
-    for color, told in zip(COLORS, ("a rank", "the busiest rank, or all together"), strict=True):
+    for color, label in zip(COLORS, ("a rank", "the busiest rank, or all together"), strict=True):
         parts += [
             f'<circle cx="{x + 4}" cy="30" r="2.5" fill="{color}"/>',
             f'<path d="M{x + 10} 30h16" stroke="{color}"/>',
-            f'<text x="{x + 31}" y="33">{told}</text>',
+            f'<text x="{x + 31}" y="33">{label}</text>',
         ]
         x += 90 if color == COLORS[0] else 215
     return [*parts, f'<text x="{x}" y="33">dots: measured; lines: fitted to 2 and more</text>']
@@ -94,7 +94,7 @@ def _plot(title: str, lines: Mapping[str, tuple[Mapping[int, float], Growth]]) -
             continue
         y = _y(low * 10**power, low, top)
         parts.append(
-            f'<text x="{x0 - 4}" y="{y + 3}" text-anchor="end">{_told(low * 10**power)}</text>'
+            f'<text x="{x0 - 4}" y="{y + 3}" text-anchor="end">{_formatted(low * 10**power)}</text>'
         )
         parts.append(f'<path d="M{x0} {y}H{x1}" stroke="#eee"/>')
     for name, (dots, growth) in lines.items():
@@ -116,7 +116,7 @@ def _plot(title: str, lines: Mapping[str, tuple[Mapping[int, float], Growth]]) -
     return parts
 
 
-def _told(value: float) -> str:
+def _formatted(value: float) -> str:
     for size, name in ((1e6, " M"), (1e3, " k")):
         if value >= size:
             return f"{value / size:g}{name}"
@@ -124,7 +124,7 @@ def _told(value: float) -> str:
 
 
 def _x(n: float) -> float:
-    low, high = (math.log2(one) for one in PROCESSES)
+    low, high = (math.log2(count) for count in PROCESSES)
     return round(LEFT + (WIDTH - LEFT - RIGHT) * (math.log2(n) - low) / (high - low), 1)
 
 

@@ -27,13 +27,13 @@ class Phases:
     """Phases one after the other, each with what it cost this process.
 
     Attributes:
-        found: by phase: "seconds", of the processor "cpu" (all threads), "requests" and "bytes" to
-            the coordination service, and "storage" operations.
+        results: by phase: "seconds", of the processor "cpu" (all threads), "requests" and "bytes"
+            to the coordination service, and "storage" operations.
     """
 
     def __init__(self) -> None:
         """No phase has run."""
-        self.found: dict[str, dict[str, float]] = {}
+        self.results: dict[str, dict[str, float]] = {}
         self.operations = 0
 
     def run(self, name: str, work: Callable[[], Any], times: int = 1) -> Any:
@@ -53,7 +53,7 @@ class Phases:
             result = work()
             taken.append(time.perf_counter() - start)
         spent = {key: (value - before[key]) / times for key, value in self._now().items()}
-        self.found[name] = {"seconds": statistics.median(taken), **spent}
+        self.results[name] = {"seconds": statistics.median(taken), **spent}
         return result
 
     def count_storage(self) -> None:
@@ -64,9 +64,9 @@ class Phases:
             setattr(LocalStore, name, self._counting(getattr(LocalStore, name)))
 
     def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*given: Any) -> Any:
+        def counted(*args: Any) -> Any:
             self.operations += 1
-            return method(*given)
+            return method(*args)
 
         return counted
 
@@ -136,7 +136,7 @@ def measure(folder: str, repeats: int, patience: float | None = None) -> dict[st
     dist.barrier()
     saved = sum(1 for file in path.rglob("*") if file.is_file()) if here.rank == 0 else 0
     manifest = (path / "1" / ".manifest").stat().st_size
-    return {"phases": phases.found, "saved": saved, "manifest": manifest, **_process()}
+    return {"phases": phases.results, "saved": saved, "manifest": manifest, **_process()}
 
 
 def shard_alone(rounds: int) -> dict[str, list[float]]:

@@ -51,9 +51,9 @@ def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
     def read(loss: Any) -> float:
         return float(loss.full_tensor())
 
-    found = clock.timed(run, load, steps=steps, read=read)
+    result = clock.timed(run, load, steps=steps, read=read)
     dist.destroy_process_group()
-    return found | {"note": f"4 processes, {tuple(mesh.shape)} mesh"}
+    return result | {"note": f"4 processes, {tuple(mesh.shape)} mesh"}
 
 
 def mesh_of(batch_spec: Spec) -> DeviceMesh:

@@ -78,7 +78,7 @@ def run(peer: Peer, *arguments: Any, limit: float = LIMIT) -> dict[str, Any]:
         if not python.exists():
             return {"problem": "not installed (make bench-peers)"}
     each = calls.ranks(peer.ranks) if peer.ranks > 1 else [{}]
-    variables = [{**one, **peer.variables} for one in each]
+    variables = [{**rank, **peer.variables} for rank in each]
     try:
         return calls.together(
             peer.function, *arguments, variables=variables, limit=limit, python=python

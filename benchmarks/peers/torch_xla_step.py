@@ -23,13 +23,13 @@ def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
     problem = sizes.problem(name, scale)
     module = problem.module().to("xla")
     for name, parameter in module.named_parameters():
-        spmd.mark_sharding(parameter, mesh, whole(problem.spec(name), parameter.dim()))
+        spmd.mark_sharding(parameter, mesh, padded_spec(problem.spec(name), parameter.dim()))
     optimizer = problem.optimizer(module.parameters())
 
     def load(number: int) -> tuple[torch.Tensor, ...]:
         batch = [part.to("xla") for part in problem.tensors(number)]
         for part in batch:
-            spmd.mark_sharding(part, mesh, whole(problem.batch_spec, part.dim()))
+            spmd.mark_sharding(part, mesh, padded_spec(problem.batch_spec, part.dim()))
         return tuple(batch)
 
     def run(*batch: torch.Tensor) -> torch.Tensor:
@@ -38,10 +38,10 @@ def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
         torch_xla.sync()
         return loss
 
-    found = clock.timed(run, load, steps=steps, read=lambda loss: loss.item())
-    return found | {"note": f"torch_xla {torch_xla.__version__}, SPMD"}
+    result = clock.timed(run, load, steps=steps, read=lambda loss: loss.item())
+    return result | {"note": f"torch_xla {torch_xla.__version__}, SPMD"}
 
 
-def whole(spec: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+def padded_spec(spec: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
     """A spec with an entry for every axis, as torch_xla wants it."""
     return (*spec, *(None,) * (rank - len(spec)))

@@ -52,11 +52,11 @@ def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
     step = interop.jax_jit(
         make_train_step(forward, loss, optimizer), kwargs_for_jax_jit={"donate_argnums": (0, 2)}
     )
-    held = [weights, state]
+    carried = [weights, state]
 
     def run(inputs: Any, targets: Any) -> Any:
         with environment:
-            loss, held[0], held[1] = step(held[0], buffers, held[1], (inputs,), targets)
+            loss, carried[0], carried[1] = step(carried[0], buffers, carried[1], (inputs,), targets)
         return loss
 
     def load(number: int) -> tuple[Any, ...]:
@@ -65,13 +65,13 @@ def measure(name: str, scale: str, steps: int) -> dict[str, Any]:
             for part in problem.batch(number)
         )
 
-    found = clock.timed(run, load, steps=steps, read=lambda loss: float(interop.jax_view(loss)))
-    return found | {"note": f"torchax {torchax.__version__}, jitted function"}
+    result = clock.timed(run, load, steps=steps, read=lambda loss: float(interop.jax_view(loss)))
+    return result | {"note": f"torchax {torchax.__version__}, jitted function"}
 
 
 def optax_of(problem: Problem) -> optax.GradientTransformation:
     """The optimizer of a problem, from optax."""
-    made = {
+    optimizers = {
         "mlp": lambda: optax.sgd(mlp.LEARNING_RATE),
         "gpt2": lambda: optax.chain(
             optax.clip_by_global_norm(gpt2.MAX_NORM),
@@ -83,4 +83,4 @@ def optax_of(problem: Problem) -> optax.GradientTransformation:
         ),
         "vit": lambda: optax.adamw(vit.LEARNING_RATE, weight_decay=0.01),
     }
-    return made[problem.name]()
+    return optimizers[problem.name]()

@@ -79,7 +79,7 @@ class Case:
         make: of a mesh and a size, the function and its arguments.
         forward: bytes that a device receives, on paper.
         backward: likewise in the gradient, on top of the forward pass.
-        told: both in words, for the table.
+        labels: both in words, for the table.
         splits: those of `SPLITS` that it is tried on.
         grows: whether what is sent grows with the block, so that strong scaling is another thing.
         most: devices, at most, that it is compiled for on uneven blocks, where programs grow with
@@ -92,7 +92,7 @@ class Case:
     make: Callable[[Mesh, Size], tuple[Callable[..., Any], tuple[Any, ...]]]
     forward: Bytes
     backward: Bytes
-    told: tuple[str, str]
+    labels: tuple[str, str]
     splits: tuple[str, ...] = ("even", "uneven")
     grows: bool = False
     most: int = 512
@@ -114,13 +114,13 @@ def array(mesh: Mesh, size: Size, before: tuple[int, ...], after: tuple[int, ...
     axes = len(before) + 1 + len(after)
     layout = NamedSharding(mesh, P(*[None] * len(before), AXIS))
     shape = (*before, size.devices * size.block, *after)
-    made = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=layout)
+    struct = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=layout)
     if not size.uneven:
-        return made
+        return struct
     true = (*before, size.devices * size.rows, *after)
     blocks: list[Any] = [None] * axes
     blocks[len(before)] = (size.rows + 1, size.rows - 1) * (size.devices // 2)
-    return iso.UnevenArray(made, true, blocks, layout)
+    return iso.UnevenArray(struct, true, blocks, layout)
 
 
 def field(mesh: Mesh, size: Size) -> Any:
@@ -128,7 +128,7 @@ def field(mesh: Mesh, size: Size) -> Any:
     return array(mesh, size, (1, CHANNELS), (COLUMNS,))
 
 
-def whole(mesh: Mesh, *shape: int) -> Any:
+def replicated(mesh: Mesh, *shape: int) -> Any:
     """An array that every device has whole."""
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P()))
 
@@ -149,7 +149,7 @@ def programs(case: Case, size: Size) -> tuple[str, str]:
 
     def loss(arguments: tuple[Any, ...]) -> Any:
         results = jax.tree.leaves(function(*arguments), is_leaf=_uneven)
-        real = [one for one in results if jnp.issubdtype(one.dtype, jnp.floating)]
+        real = [result for result in results if jnp.issubdtype(result.dtype, jnp.floating)]
         return sum(map(_squares, real))
 
     layouts = jax.tree.map(lambda leaf: leaf.sharding, arguments)

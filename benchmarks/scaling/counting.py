@@ -35,14 +35,20 @@ def received(program: str, devices: int) -> np.ndarray:
         float64[devices], bytes.
     """
     none = np.zeros(devices)
-    return sum((one.times * _in_one_run(one, devices) for one in collectives(program)), none)
+    return sum(
+        (
+            collective.times * _in_single_run(collective, devices)
+            for collective in collectives(program)
+        ),
+        none,
+    )
 
 
-def _in_one_run(one: Collective, devices: int) -> np.ndarray:
-    if one.kind == "collective_permute":
-        reached = [target for source, target in one.groups or () if source != target]
-        return one.bytes * np.bincount(np.array(reached, int), minlength=devices)
-    group = len(one.groups[0]) if one.groups else devices
+def _in_single_run(collective: Collective, devices: int) -> np.ndarray:
+    if collective.kind == "collective_permute":
+        reached = [target for source, target in collective.groups or () if source != target]
+        return collective.bytes * np.bincount(np.array(reached, int), minlength=devices)
+    group = len(collective.groups[0]) if collective.groups else devices
     share = (group - 1) / group
-    factor = {"all_reduce": 2 * share, "reduce_scatter": group - 1}.get(one.kind, share)
-    return np.full(devices, one.bytes * factor)
+    factor = {"all_reduce": 2 * share, "reduce_scatter": group - 1}.get(collective.kind, share)
+    return np.full(devices, collective.bytes * factor)

@@ -63,14 +63,14 @@ def _legend() -> list[str]:
         "forward and backward, against the number of devices</text>"
     ]
     x = 10
-    for scaling, told in (("weak", "4 rows per device"), ("strong", "2,048 rows in all")):
+    for scaling, label in (("weak", "4 rows per device"), ("strong", "2,048 rows in all")):
         parts += [
             f'<path d="M{x} 30h18" stroke="{COLORS[scaling]}"/>',
-            f'<text x="{x + 23}" y="33">{told}, on paper</text>',
+            f'<text x="{x + 23}" y="33">{label}, on paper</text>',
         ]
         x += 175
-    for split, told in (("even", "compiled, even blocks"), ("uneven", "compiled, uneven blocks")):
-        parts += [_dot(x + 6, 30, split, "#222"), f'<text x="{x + 15}" y="33">{told}</text>']
+    for split, label in (("even", "compiled, even blocks"), ("uneven", "compiled, uneven blocks")):
+        parts += [_dot(x + 6, 30, split, "#222"), f'<text x="{x + 15}" y="33">{label}</text>']
         x += 150
     return parts
 
@@ -84,21 +84,23 @@ def _plot(name: str, splits: dict[str, Any]) -> list[str]:
     ]
     for devices in (2, 8, 32, 128, 512):
         parts.append(f'<text x="{_x(devices)}" y="{y0 + 13}" text-anchor="middle">{devices}</text>')
-    for size, told in ((1e2, "100"), (1e4, "10 k"), (1e6, "1 M"), (1e8, "100 M")):
+    for size, label in ((1e2, "100"), (1e4, "10 k"), (1e6, "1 M"), (1e8, "100 M")):
         y = _y(size)
-        parts.append(f'<text x="{x0 - 4}" y="{y + 3}" text-anchor="end">{told}</text>')
+        parts.append(f'<text x="{x0 - 4}" y="{y + 3}" text-anchor="end">{label}</text>')
         parts.append(f'<path d="M{x0} {y}H{x1}" stroke="#eee"/>')
     for split in ("even", "uneven"):
-        for scaling, one in splits.get(split, {}).items():
+        for scaling, curve in splits.get(split, {}).items():
             color = COLORS[scaling]
-            parts.append(_line(one["devices"], _total(one, "_paper"), split, color))
-            found = zip(one["devices"], _total(one, ""), strict=True)
-            parts += [_dot(_x(n), _y(size), split, color) for n, size in found]
+            parts.append(_line(curve["devices"], _total(curve, "_paper"), split, color))
+            points = zip(curve["devices"], _total(curve, ""), strict=True)
+            parts += [_dot(_x(n), _y(size), split, color) for n, size in points]
     return parts
 
 
-def _total(one: dict[str, Any], kind: str) -> list[float]:
-    return [sum(pair) for pair in zip(one[f"forward{kind}"], one[f"backward{kind}"], strict=True)]
+def _total(curve: dict[str, Any], kind: str) -> list[float]:
+    return [
+        sum(pair) for pair in zip(curve[f"forward{kind}"], curve[f"backward{kind}"], strict=True)
+    ]
 
 
 def _line(devices: Sequence[int], sizes: Sequence[float], split: str, color: str) -> str:

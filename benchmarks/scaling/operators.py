@@ -28,7 +28,7 @@ from .cases import (
     Size,
     array,
     field,
-    whole,
+    replicated,
 )
 
 SPEC = P(None, None, AXIS)
@@ -41,9 +41,9 @@ def _field(function: Callable[..., Any], *kernel: int) -> Any:
     """A function of a field, and of a kernel of this shape if there is one."""
 
     def make(mesh: Mesh, size: Size) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        arguments = [field(mesh, size), *([whole(mesh, *kernel)] if kernel else [])]
-        given = {"method": size.split} if size.split in METHODS else {}
-        return functools.partial(function, mesh=mesh, spec=SPEC, **given), tuple(arguments)
+        arguments = [field(mesh, size), *([replicated(mesh, *kernel)] if kernel else [])]
+        options = {"method": size.split} if size.split in METHODS else {}
+        return functools.partial(function, mesh=mesh, spec=SPEC, **options), tuple(arguments)
 
     return make
 
@@ -64,18 +64,22 @@ def _lifted(function: Callable[[Any], Any]) -> Any:
     return make
 
 
-def _attention(function: Callable[..., Any], **given: Any) -> Any:
+def _attention(function: Callable[..., Any], **options: Any) -> Any:
     def make(mesh: Mesh, size: Size) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        one = array(mesh, size, (1,), (HEADS, WIDTH))
-        return functools.partial(function, mesh=mesh, axis=AXIS, **given), (one, one, one)
+        operand = array(mesh, size, (1,), (HEADS, WIDTH))
+        return functools.partial(function, mesh=mesh, axis=AXIS, **options), (
+            operand,
+            operand,
+            operand,
+        )
 
     return make
 
 
-def _points(function: Callable[..., Any], *given: Any) -> Any:
+def _points(function: Callable[..., Any], *args: Any) -> Any:
     def make(mesh: Mesh, size: Size) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         def run(points: Any, queries: Any) -> Any:
-            return function(points, queries, *given, mesh=mesh, axes=(AXIS, AXIS)).distances
+            return function(points, queries, *args, mesh=mesh, axes=(AXIS, AXIS)).distances
 
         return run, (array(mesh, size, (), (FEATURES,)), array(mesh, size, (), (FEATURES,)))
 
@@ -96,8 +100,8 @@ def _graph(mesh: Mesh, size: Size) -> tuple[Callable[..., Any], tuple[Any, ...]]
 def _normalized(x: Any) -> Any:
     """Batch norm, without weights."""
     mean = x.mean((0, 2, 3), keepdims=True)
-    apart = x - mean
-    return apart * lax.rsqrt((apart**2).mean((0, 2, 3), keepdims=True) + 1e-5)
+    centered = x - mean
+    return centered * lax.rsqrt((centered**2).mean((0, 2, 3), keepdims=True) + 1e-5)
 
 
 def _rows(count: int) -> Bytes:

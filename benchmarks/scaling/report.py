@@ -26,15 +26,15 @@ def markdown(results: dict[str, Any], cases: Sequence[Case]) -> str:
     rows = []
     for case in cases:
         splits = results[case.name]
-        found = [_ends(splits[split]["weak"]) if split in splits else "" for split in _SPLITS]
-        rows.append([f"`{case.name}`", *case.told, *found])
+        ends = [_ends(splits[split]["weak"]) if split in splits else "" for split in _SPLITS]
+        rows.append([f"`{case.name}`", *case.labels, *ends])
     return tables.markdown(_HEAD, rows) + "\n"
 
 
 _SPLITS = ("even", "uneven")
 
 
-def _ends(one: dict[str, Any]) -> str:
-    first, last = (round(one["forward"][at] + one["backward"][at]) for at in (0, -1))
-    most = one["devices"][-1]
+def _ends(curve: dict[str, Any]) -> str:
+    first, last = (round(curve["forward"][at] + curve["backward"][at]) for at in (0, -1))
+    most = curve["devices"][-1]
     return f"{first:,} to {last:,}" + (f" (of {most})" if most != 512 else "")

@@ -102,22 +102,24 @@ def adamw_step(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A step in JAX; the state has torch's names: exp_avg, exp_avg_sq and step, by parameter."""
     adam = optax.adamw(RATE, weight_decay=DECAY)
 
-    def step(params: Any, held: Any, buffers: Any, batch: jax.Array) -> Any:
+    def step(params: Any, opt_state: Any, buffers: Any, batch: jax.Array) -> Any:
         loss, grads = jax.value_and_grad(lambda p: forward({**p, **buffers}, batch))(params)
         moments, *rest = adam.init(params)
-        count = next(iter(held["step"].values())).astype(jnp.int32)
-        moments = moments._replace(count=count, mu=held["exp_avg"], nu=held["exp_avg_sq"])
+        count = next(iter(opt_state["step"].values())).astype(jnp.int32)
+        moments = moments._replace(count=count, mu=opt_state["exp_avg"], nu=opt_state["exp_avg_sq"])
         updates, (moments, *_) = adam.update(grads, (moments, *rest), params)
         steps = {name: moments.count.astype(jnp.float32) for name in params}
-        held = {"exp_avg": moments.mu, "exp_avg_sq": moments.nu, "step": steps}
-        return optax.apply_updates(params, updates), held, loss
+        opt_state = {"exp_avg": moments.mu, "exp_avg_sq": moments.nu, "step": steps}
+        return optax.apply_updates(params, updates), opt_state, loss
 
     return step
 
 
-def compiled(step: Callable[..., Any], params: Any, held: Any, mesh: Any) -> Callable[..., Any]:
+def compiled(
+    step: Callable[..., Any], params: Any, opt_state: Any, mesh: Any
+) -> Callable[..., Any]:
     """The step, whose results lie as its arguments do."""
-    layouts = jax.tree.map(lambda leaf: leaf.sharding, (params, held))
+    layouts = jax.tree.map(lambda leaf: leaf.sharding, (params, opt_state))
     return jax.jit(step, out_shardings=(*layouts, jax.NamedSharding(mesh, P())))
 
 
@@ -171,13 +173,15 @@ class InRanks:
         """By JAX, on torch's memory and back into it."""
         buffers = iso.to_jax(self.model)
         params = {name: buffers.pop(name) for name in self.names}
-        held = iso.to_jax(self.optimizer)
+        optimizer = iso.to_jax(self.optimizer)
         batch = iso.to_jax(DTensor.from_local(rows, self.mesh, [Shard(0), Replicate()]))
         if self.compiled is None:
-            self.compiled = compiled(adamw_step(self.forward), params, held, batch.sharding.mesh)
-        params, held, loss = self.compiled(params, held, buffers, batch)
+            self.compiled = compiled(
+                adamw_step(self.forward), params, optimizer, batch.sharding.mesh
+            )
+        params, optimizer, loss = self.compiled(params, optimizer, buffers, batch)
         iso.checkpoint.load_arrays(self.model, params)
-        iso.checkpoint.load_arrays(self.optimizer, held)
+        iso.checkpoint.load_arrays(self.optimizer, optimizer)
         return float(loss)
 
 
@@ -216,21 +220,23 @@ class InJax:
         self.params = iso.shard(params, self.mesh, PLAN)
         self.buffers = iso.shard(buffers, self.mesh, P())
         both = {kind: iso.shard(moments, self.mesh, PLAN) for kind in ("exp_avg", "exp_avg_sq")}
-        self.held = {**both, "step": iso.shard(steps, self.mesh, P())}
-        self.compiled = compiled(adamw_step(forward), self.params, self.held, self.mesh)
+        self.opt_state = {**both, "step": iso.shard(steps, self.mesh, P())}
+        self.compiled = compiled(adamw_step(forward), self.params, self.opt_state, self.mesh)
 
     def tree(self) -> dict[str, Any]:
         """What is saved; restoring gives another such tree."""
-        return {"model": self.params, "optimizer": self.held}
+        return {"model": self.params, "optimizer": self.opt_state}
 
     def fill(self, tree: Mapping[str, Any]) -> None:
         """Go on with what was restored."""
-        self.params, self.held = tree["model"], tree["optimizer"]
+        self.params, self.opt_state = tree["model"], tree["optimizer"]
 
     def step(self, rows: torch.Tensor, in_torch: bool) -> float:
         """Train on the rows of the whole batch."""
         batch = iso.shard(rows.numpy(), self.mesh, P("dp"))
-        self.params, self.held, loss = self.compiled(self.params, self.held, self.buffers, batch)
+        self.params, self.opt_state, loss = self.compiled(
+            self.params, self.opt_state, self.buffers, batch
+        )
         return float(loss)
 
 
@@ -263,9 +269,9 @@ def main(arguments: Sequence[str] | None = None, *, signals: bool = True) -> Non
 
     start, tokens = iso.latest(args.out) or 0, dataset()
     if start:
-        found = iso.restore(args.out, state(start), step=start)
-        order.check(found["data"], start)
-        trainer.fill(found)
+        restored = iso.restore(args.out, state(start), step=start)
+        order.check(restored["data"], start)
+        trainer.fill(restored)
     log = Log(args.out, processes, start)
     batches = order.after(start, *trainer.part)
     asking = (signal.SIGTERM,) if signals else ()

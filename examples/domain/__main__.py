@@ -15,7 +15,7 @@ import isoshard as iso
 from . import pictures
 from .problems import MIB, Data, Problem, problems
 from .runs import errors
-from .trials import TRAIN, Trial, trials, verdict
+from .trials import TRAIN, Trial, failures, trials
 
 TRAJECTORIES, SNAPSHOTS, HELD_OUT = 24, 9, 4
 
@@ -34,18 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--framework", choices=list(TRAIN), help="only this one")
     parser.add_argument("--problem", choices=list(problems(quick=True)), help="only this one")
     parser.add_argument("--pictures", type=Path, help="a folder for pictures of the fields")
-    given = parser.parse_args(arguments)
-    frameworks = [given.framework] if given.framework else list(TRAIN)
-    faults = []
-    for name, problem in problems(quick=given.quick).items():
-        if given.problem in (None, name):
-            faults += _one(problem, frameworks, given.pictures)
-    for fault in faults:
-        print(fault, file=sys.stderr)
-    return 1 if faults else 0
+    options = parser.parse_args(arguments)
+    frameworks = [options.framework] if options.framework else list(TRAIN)
+    failures = []
+    for name, problem in problems(quick=options.quick).items():
+        if options.problem in (None, name):
+            failures += _run(problem, frameworks, options.pictures)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
 
 
-def _one(problem: Problem, frameworks: list[str], folder: Path | None) -> list[str]:
+def _run(problem: Problem, frameworks: list[str], folder: Path | None) -> list[str]:
     """Train one network in all ways, and say how it went."""
     started = time.perf_counter()
     data = Data.simulate(problem, TRAJECTORIES, SNAPSHOTS, HELD_OUT)
@@ -55,11 +55,11 @@ def _one(problem: Problem, frameworks: list[str], folder: Path | None) -> list[s
         f"budget {problem.budget / MIB:g} MiB on each device",
         flush=True,
     )
-    found = []
+    trials_run = []
     for trial in trials(problem, data, frameworks):
         print(trial.line(problem.budget), flush=True)
-        found.append(trial)
-    trained = [trial for trial in found if len(trial.run.losses) == problem.steps]
+        trials_run.append(trial)
+    trained = [trial for trial in trials_run if len(trial.run.losses) == problem.steps]
     steps = SNAPSHOTS - 1
     still = np.repeat(data.held_out[:, :1], SNAPSHOTS, 1)
     rollouts = {"the solver": data.held_out}
@@ -73,10 +73,10 @@ def _one(problem: Problem, frameworks: list[str], folder: Path | None) -> list[s
     print(f"  error on held-out fields after 1 .. {steps} intervals, as a share of the field:")
     for name, fields in ({**rollouts, "no change": still}).items():
         if name != "the solver":
-            print(f"    {name:9} {_told(errors(fields, data.held_out)[1:])}")
+            print(f"    {name:9} {_formatted(errors(fields, data.held_out)[1:])}")
     if folder is not None:
         _draw(problem, rollouts, trained, folder)
-    return verdict(found, problem.budget)
+    return failures(trials_run, problem.budget)
 
 
 def _draw(
@@ -96,7 +96,7 @@ def _draw(
         print(f"  {path}")
 
 
-def _told(numbers: list[float]) -> str:
+def _formatted(numbers: list[float]) -> str:
     return " ".join(f"{number:.3f}" for number in numbers)
 
 

@@ -57,6 +57,6 @@ class Place:
         return self.mesh.size
 
 
-def whole(field: Any) -> np.ndarray:
+def gathered(field: Any) -> np.ndarray:
     """All of a JAX array in blocks of any sizes."""
     return np.asarray(iso.full(field))

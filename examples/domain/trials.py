@@ -1,7 +1,7 @@
 """One problem, tried in both frameworks, on one device and on a mesh: memory, losses, rollout.
 
 A budget that is stated has to be exceeded by one device and kept by each device of the mesh, and
-the losses must be the same everywhere; `verdict` says what was found.
+the losses must be the same everywhere; `failures` says what was found.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Trial:
         """How the field lies, in words."""
         if self.place.devices == 1:
             return "one device"
-        cut = self.place.sizes or f"{self.place.mesh.shape['space']} equal"
-        return f"{self.place.devices} devices, shards {cut}"
+        split = self.place.sizes or f"{self.place.mesh.shape['space']} equal"
+        return f"{self.place.devices} devices, shards {split}"
 
     def line(self, budget: int) -> str:
         """What it took, and how it began."""
@@ -63,8 +63,8 @@ class Trial:
 def meshes(devices: int = 8) -> tuple[Any, Any]:
     """A mesh of one device, and one of 2 by a half of the devices: batches by space."""
     names = ("data", "space")
-    one = iso.make_mesh((1, 1), names, devices=jax.devices()[:1])
-    return one, iso.make_mesh((2, devices // 2), names)
+    single = iso.make_mesh((1, 1), names, devices=jax.devices()[:1])
+    return single, iso.make_mesh((2, devices // 2), names)
 
 
 def trials(problem: Problem, data: Data, frameworks: list[str], short: int = 3) -> Iterator[Trial]:
@@ -79,9 +79,9 @@ def trials(problem: Problem, data: Data, frameworks: list[str], short: int = 3) 
     Yields:
         The trials; the last of each framework is trained to the end.
     """
-    one, many = meshes()
+    single, many = meshes()
     for framework in frameworks:
-        plans: list[tuple[Place, int | None]] = [(Place(one), short), (Place(many), None)]
+        plans: list[tuple[Place, int | None]] = [(Place(single), short), (Place(many), None)]
         if problem.sizes:
             plans[1:] = [(Place(many), short), (Place(many, problem.sizes), None)]
         for place, steps in plans:
@@ -90,26 +90,26 @@ def trials(problem: Problem, data: Data, frameworks: list[str], short: int = 3) 
             yield Trial(framework, place, run, time.perf_counter() - started)
 
 
-def verdict(found: list[Trial], budget: int) -> list[str]:
+def failures(trials: list[Trial], budget: int) -> list[str]:
     """What is not as it should be.
 
     Args:
-        found: of one problem.
+        trials: of one problem.
         budget: bytes on each device.
 
     Returns:
         Faults; none if only the mesh fits and all losses are equal.
     """
-    faults = []
-    for trial in found:
+    messages = []
+    for trial in trials:
         fits = trial.run.memory <= budget
         if fits != (trial.place.devices > 1):
-            faults.append(
+            messages.append(
                 f"{trial.framework} on {trial.where} takes {trial.run.memory} bytes of {budget}"
             )
-    wanted = found[0].run.losses
-    for trial in found[1:]:
-        pairs = list(zip(wanted, trial.run.losses, strict=False))
+    reference = trials[0].run.losses
+    for trial in trials[1:]:
+        pairs = list(zip(reference, trial.run.losses, strict=False))
         if any(abs(a - b) > TOLERANCE * abs(a) for a, b in pairs):
-            faults.append(f"{trial.framework} on {trial.where} has other losses: {pairs}")
-    return faults
+            messages.append(f"{trial.framework} on {trial.where} has other losses: {pairs}")
+    return messages

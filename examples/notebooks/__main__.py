@@ -35,17 +35,17 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     parser.add_argument("names", nargs="*", help=f"which: {', '.join(there)}")
     parser.add_argument("--write", action="store_true", help="keep what is computed")
     parser.add_argument("--seconds", type=float, default=LIMIT, help="limit for each (600)")
-    given = parser.parse_args(arguments)
-    unknown = sorted(set(given.names) - set(there))
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.names) - set(there))
     if unknown:
         print(f"there is no notebook {', '.join(unknown)}; there are {', '.join(there)}")
         return 2
-    names = given.names or there
-    good = [_one(folder / f"{name}.ipynb", given.seconds, given.write) for name in names]
+    names = options.names or there
+    good = [_check(folder / f"{name}.ipynb", options.seconds, options.write) for name in names]
     return 0 if all(good) else 1
 
 
-def _one(path: Path, seconds: float, write: bool) -> bool:
+def _check(path: Path, seconds: float, write: bool) -> bool:
     """Run one notebook, and say how it went."""
     started = time.perf_counter()
     kept = running.read(path)
@@ -55,17 +55,17 @@ def _one(path: Path, seconds: float, write: bool) -> bool:
         print(f"{path.stem}: {error}")
         return False
     took = f"{len(computed.cells)} cells in {time.perf_counter() - started:.0f} s"
-    faults = comparing.private(computed)
+    problems = comparing.private(computed)
     if not write:
-        faults += comparing.differences(kept, computed)
-    elif not faults:
+        problems += comparing.differences(kept, computed)
+    elif not problems:
         running.write(path, computed)
-    print(f"{path.stem}: {took}, {'kept' if write and not faults else _verdict(faults)}")
-    return not faults
+    print(f"{path.stem}: {took}, {'kept' if write and not problems else _summary(problems)}")
+    return not problems
 
 
-def _verdict(faults: list[str]) -> str:
-    return "\n  ".join([f"{len(faults)} faults:", *faults]) if faults else "as kept"
+def _summary(problems: list[str]) -> str:
+    return "\n  ".join([f"{len(problems)} faults:", *problems]) if problems else "as kept"
 
 
 if __name__ == "__main__":

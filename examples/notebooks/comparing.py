@@ -33,19 +33,21 @@ def differences(kept: NotebookNode, computed: NotebookNode) -> list[str]:
     Returns:
         One line for each cell that differs.
     """
-    found = []
+    messages = []
     for number, (old, new) in enumerate(zip(kept.cells, computed.cells, strict=True), 1):
         if old.cell_type != "code":
             continue
         before, after = list(_shown(old)), list(_shown(new))
         kinds = [kind for kind, _ in before], [kind for kind, _ in after]
         if kinds[0] != kinds[1]:
-            found.append(f"cell {number} keeps {_listed(kinds[0])}, computed {_listed(kinds[1])}")
+            messages.append(
+                f"cell {number} keeps {_listed(kinds[0])}, computed {_listed(kinds[1])}"
+            )
             continue
         for (_, was), (_, now) in zip(before, after, strict=True):
             if difference := first_difference(was, now):
-                found.append(f"cell {number}: {difference}")
-    return found
+                messages.append(f"cell {number}: {difference}")
+    return messages
 
 
 def first_difference(kept: str, computed: str) -> str | None:
@@ -66,7 +68,7 @@ def first_difference(kept: str, computed: str) -> str | None:
     old, new = (_WORD.findall(_TAKEN.sub("", text)) for text in (kept, computed))
     for at in range(max(len(old), len(new))):
         was, now = (words[at] if at < len(words) else "(nothing)" for words in (old, new))
-        if not _alike(was, now):
+        if not _same(was, now):
             return f"kept {was!r}, computed {now!r}, after {' '.join(old[max(0, at - 3) : at])!r}"
     return None
 
@@ -81,13 +83,13 @@ def private(notebook: NotebookNode) -> list[str]:
         One line for each.
     """
     folders = {str(Path.cwd()), tempfile.gettempdir(), sys.prefix, str(Path.home())} - {"/"}
-    found = []
+    messages = []
     for number, cell in enumerate(notebook.cells, 1):
         for _, text in _shown(cell):
             words = [folder for folder in sorted(folders) if folder in text]
             words += _ADDRESS.findall(text)
-            found += [f"cell {number} shows {word}, which is of this machine" for word in words]
-    return found
+            messages += [f"cell {number} shows {word}, which is of this machine" for word in words]
+    return messages
 
 
 def _shown(cell: NotebookNode) -> Iterator[tuple[str, str]]:
@@ -102,7 +104,7 @@ def _shown(cell: NotebookNode) -> Iterator[tuple[str, str]]:
                 yield kind, content if kind.startswith("text/") else ""
 
 
-def _alike(was: str, now: str) -> bool:
+def _same(was: str, now: str) -> bool:
     if was == now:
         return True
     if not ("." in was or "e" in was) or not ("." in now or "e" in now):

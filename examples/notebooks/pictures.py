@@ -35,7 +35,7 @@ def borders(arrays: Mapping[str, Any], *, width: float = 2.5) -> Figure:
         1, len(arrays), figsize=(width * len(arrays), width), squeeze=False, layout="constrained"
     )
     for axes, (title, array) in zip(row[0], arrays.items(), strict=True):
-        _cut(axes, array)
+        _draw_blocks(axes, array)
         axes.set_title(f"{title} {list(array.shape)}\n{_spec(array)}", fontsize=9)
     plt.close(figure)  # the cell shows what it returns, once
     return figure
@@ -71,15 +71,15 @@ def memory(trees: Mapping[str, Iterable[Any]]) -> Figure:
     Returns:
         The figure.
     """
-    held = {name: bytes_by_device(arrays) for name, arrays in trees.items()}
+    bytes_of = {name: bytes_by_device(arrays) for name, arrays in trees.items()}
     figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
-    wide = 0.8 / len(held)
-    for number, (name, sizes) in enumerate(held.items()):
-        places = [device + wide * (number - (len(held) - 1) / 2) for device in sizes]
+    wide = 0.8 / len(bytes_of)
+    for number, (name, sizes) in enumerate(bytes_of.items()):
+        places = [device + wide * (number - (len(bytes_of) - 1) / 2) for device in sizes]
         axes.bar(places, [size / 1024 for size in sizes.values()], wide, label=name)
-    axes.set(xlabel="device", ylabel="KiB", xticks=sorted(next(iter(held.values()))))
+    axes.set(xlabel="device", ylabel="KiB", xticks=sorted(next(iter(bytes_of.values()))))
     axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
-    axes.legend(ncols=len(held), loc="upper center")
+    axes.legend(ncols=len(bytes_of), loc="upper center")
     plt.close(figure)
     return figure
 
@@ -98,18 +98,21 @@ def plans(reports: Mapping[str, Any]) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
     names = [*reports]
     roles = ("parameters", "optimizer", "activations")
-    held = [{role: getattr(one.memory, role) / 2**30 for role in roles} for one in reports.values()]
-    _stacked(left, names, held)
-    left.axvline(max(one.memory.capacity for one in reports.values()) / 2**30, color="black")
+    gibibytes = [
+        {role: getattr(report.memory, role) / 2**30 for role in roles}
+        for report in reports.values()
+    ]
+    _stacked(left, names, gibibytes)
+    left.axvline(max(report.memory.capacity for report in reports.values()) / 2**30, color="black")
     left.set(xlabel="GiB on a device")
-    axes = sorted({name for one in reports.values() for name in one.time.collectives})
+    axes = sorted({name for report in reports.values() for name in report.time.collectives})
     spent = [
-        {"computing": one.time.busy}
-        | {f"over {name}": one.time.collectives.get(name, 0.0) for name in axes}
-        for one in reports.values()
+        {"computing": report.time.busy}
+        | {f"over {name}": report.time.collectives.get(name, 0.0) for name in axes}
+        for report in reports.values()
     ]
     _stacked(right, names, spent)
-    right.plot([one.time.overlapped for one in reports.values()], names, "ko", markersize=4)
+    right.plot([report.time.overlapped for report in reports.values()], names, "ko", markersize=4)
     right.set(xlabel="seconds of a step")
     left.invert_yaxis()
     plt.close(figure)
@@ -187,14 +190,14 @@ def bytes_by_device(arrays: Iterable[Any]) -> dict[int, int]:
     Returns:
         Device number -> bytes.
     """
-    held: dict[int, int] = {}
+    totals: dict[int, int] = {}
     for array in arrays:
         for shard in iso.local_shards(array):
-            held[shard.device.id] = held.get(shard.device.id, 0) + shard.data.nbytes
-    return dict(sorted(held.items()))
+            totals[shard.device.id] = totals.get(shard.device.id, 0) + shard.data.nbytes
+    return dict(sorted(totals.items()))
 
 
-def _cut(axes: Axes, array: Any) -> None:
+def _draw_blocks(axes: Axes, array: Any) -> None:
     shape = (1, *array.shape) if len(array.shape) == 1 else tuple(array.shape)
     for number, (spans, devices) in enumerate(_blocks(array)):
         (top, bottom), (left, right) = spans if len(spans) == 2 else ((0, 1), *spans)
@@ -235,5 +238,5 @@ def _position(sharding: Any, device: Any) -> int:
 
 def _numbers(devices: Sequence[int]) -> str:
     devices = sorted(devices)
-    whole = len(devices) > 2 and np.all(np.diff(devices) == 1)
-    return f"{devices[0]}-{devices[-1]}" if whole else ", ".join(map(str, devices))
+    consecutive = len(devices) > 2 and np.all(np.diff(devices) == 1)
+    return f"{devices[0]}-{devices[-1]}" if consecutive else ", ".join(map(str, devices))

@@ -72,7 +72,7 @@ def run(notebook: NotebookNode, *, seconds: float) -> NotebookNode:
             fresh,
             km=_kernel(folder),
             timeout_func=lambda _: max(1, int(end - time.monotonic())),
-            resources={"metadata": {"path": _made(folder, "work")}},
+            resources={"metadata": {"path": _environment_for(folder, "work")}},
             coalesce_streams=True,
             record_timing=False,
             on_cell_execute=lambda cell, cell_index: begun.append(cell_index),
@@ -80,14 +80,14 @@ def run(notebook: NotebookNode, *, seconds: float) -> NotebookNode:
         try:
             client.execute(cleanup_kc=True, env=_environment(folder))
         except CellExecutionError as error:
-            told = f"raised\n{_COLOR.sub('', str(error))}"
+            message = f"raised\n{_COLOR.sub('', str(error))}"
         except CellTimeoutError:
-            told = f"was running when {seconds:g} s were over"
+            message = f"was running when {seconds:g} s were over"
         except DeadKernelError:
-            told = "ended the process"
+            message = "ended the process"
         else:
             return fresh
-    raise NotebookError(f"cell {begun[-1] + 1} {told}")
+    raise NotebookError(f"cell {begun[-1] + 1} {message}")
 
 
 class _ThisPython(KernelSpecManager):
@@ -109,19 +109,19 @@ def _kernel(folder: str) -> AsyncKernelManager:
     )
 
 
-def _made(folder: str, name: str) -> str:
+def _environment_for(folder: str, name: str) -> str:
     path = Path(folder) / name
     path.mkdir()
     return str(path)
 
 
 def _environment(folder: str) -> dict[str, Any]:
-    beside = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(filter(None, beside)),
-        "IPYTHONDIR": _made(folder, "ipython"),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "IPYTHONDIR": _environment_for(folder, "ipython"),
         "JAX_PLATFORMS": "cpu",
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }

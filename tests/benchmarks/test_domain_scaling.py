@@ -41,7 +41,7 @@ def test_programs_send_what_the_formulas_say(monkeypatch):
     monkeypatch.setattr(domain_scaling, "WEAK", 6)
     monkeypatch.setattr(domain_scaling, "STRONG", 24)
     cases = [case for case in CASES if case.name in QUICK]
-    lines = domain_scaling.found_here(4, cases)
+    lines = domain_scaling.measured_here(4, cases)
     domain_scaling.check(lines, cases)
     assert len(cases) == len(QUICK) and {line["rows"] for line in lines} == {6}
     assert lines_of(domain_scaling.grouped(lines))[0] == lines[0] | {"rows": 0}

@@ -48,7 +48,7 @@ def test_the_hand_written_step_trains_as_torch_does(name, monkeypatch):
         ours = float(training.run(*training.batch(number)))
         theirs = float(problem.step(module, optimizer, *problem.tensors(number)))
         assert ours == pytest.approx(theirs, rel=1e-4)
-    _, _, buffers = training.held
+    _, _, buffers = training.state
     for name, buffer in module.named_buffers():
         if name in buffers:
             np.testing.assert_allclose(buffers[name], buffer, rtol=1e-3, atol=1e-4)

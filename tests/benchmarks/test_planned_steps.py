@@ -18,14 +18,14 @@ def test_the_found_plan_trains_as_one_device_does_with_the_collectives_told():
     framework = "flax"
     made, _, small = MODELS["MLP"]
     some = made(**small | {"layers": 1})
-    layout, told = planned_steps.found_layout(some, framework)
-    _, said = planned_steps.told(some, framework, layout)
+    layout, told = planned_steps.searched_layout(some, framework)
+    _, said = planned_steps.estimated(some, framework, layout)
     training = Training(some, framework, layout)
     losses = [training.step(number) for number in range(STEPS)]
     ran = training.collectives(layout.mesh)
     assert told[0].startswith("mesh (") and layout.mesh.size == 8
     assert losses[0] != losses[-1]
-    assert planned_steps.apart(losses, alone(some)) < 1e-6
+    assert planned_steps.difference(losses, alone(some)) < 1e-6
     assert ran == said and ran.total() > 0
 
 

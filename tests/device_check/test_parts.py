@@ -87,7 +87,7 @@ def test_samples_of_a_gpu():
 
 def test_a_sample_that_cannot_be_changed():
     with pytest.raises(ValueError, match=r"expected one iso.simulate_devices\(8\)"):
-        samples.one_device("mesh = iso.make_mesh((4, 2))")
+        samples.on_single_device("mesh = iso.make_mesh((4, 2))")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_good_run(outcomes, tmp_path, capsys):
     assert document["device"]["kind"] == ENVIRONMENT["kind"]
     assert list(document["sections"]) == list(report.SECTIONS)
     for section in document["sections"].values():
-        assert set(section) == {"status", "seconds", "faults", "summary", "parts"}
+        assert set(section) == {"status", "seconds", "failures", "summary", "parts"}
     shown = capsys.readouterr().out
     assert "gpt2 1.10" in shown and "900 tokens/s" in shown
     assert "training: torch gpt2 failed, which does not count: E: no" in shown

@@ -20,7 +20,7 @@ def section(name="first", **changes):
         name,
         {"gpu": 60, "cpu": 60},
         lambda results: [
-            fault for result in results.values() for fault in result.get("faults", ())
+            failure for result in results.values() for failure in result.get("failures", ())
         ],
         lambda results: f"{len(results)} parts",
         **changes,
@@ -36,7 +36,7 @@ def run(selected, outcomes, **changes):
         outcome = outcomes[part]
         if isinstance(outcome, Exception):
             part_file = running.Path(path)
-            part_file.write_text(json.dumps({"faults": [], "partial": 1}))
+            part_file.write_text(json.dumps({"failures": [], "partial": 1}))
             raise outcome
         return outcome
 
@@ -44,7 +44,7 @@ def run(selected, outcomes, **changes):
     return running.run(selected, OPTIONS, **arguments), calls
 
 
-GOOD = {"results": {"faults": []}}
+GOOD = {"results": {"failures": []}}
 ERROR = {"results": {}, "error": {"type": "ValueError", "message": "no", "frames": []}}
 
 
@@ -57,7 +57,7 @@ def test_examples(module):
 def test_parts_of_a_good_section():
     records, calls = run([section(parts=("a", "b"), variables={"X": "1"})], {"a": GOOD, "b": GOOD})
     record = records["first"]
-    assert (record["status"], record["faults"], record["summary"]) == ("ok", [], "2 parts")
+    assert (record["status"], record["failures"], record["summary"]) == ("ok", [], "2 parts")
     assert sorted((name, part) for name, part, *_ in calls) == [("first", "a"), ("first", "b")]
     _, _, options, variables, limit = calls[0]
     assert options["kind"] == OPTIONS.kind and options["seconds"] == limit == 60
@@ -82,20 +82,20 @@ def test_the_cpu_hides_the_gpu():
 
 def test_a_failure_is_recorded_and_the_others_run():
     crash = running.calls.Failed("ended with status -11")
-    outcomes = {"a": ERROR, "b": crash, "last": {"results": {"faults": ["3 is not 4"]}}}
+    outcomes = {"a": ERROR, "b": crash, "last": {"results": {"failures": ["3 is not 4"]}}}
     records, calls = run([section(parts=("a", "b")), section("last")], outcomes)
     assert len(calls) == 3
     assert records["first"]["status"] == records["last"]["status"] == "failed"
-    assert records["first"]["faults"][:2] == [
+    assert records["first"]["failures"][:2] == [
         "a: ValueError: no",
         "b: Failed: ended with status -11",
     ]
-    assert records["last"]["faults"] == ["3 is not 4"]
-    assert records["first"]["parts"]["b"]["results"] == {"faults": [], "partial": 1}
+    assert records["last"]["failures"] == ["3 is not 4"]
+    assert records["first"]["parts"]["b"]["results"] == {"failures": [], "partial": 1}
 
 
 def test_an_optional_part_may_fail():
-    outcomes = {"a": GOOD, "b": {**ERROR, "results": {"faults": []}}}
+    outcomes = {"a": GOOD, "b": {**ERROR, "results": {"failures": []}}}
     records, _ = run([section(parts=("a", "b"), optional=("b",))], outcomes)
     assert records["first"]["status"] == "ok"
     assert records["first"]["parts"]["b"]["status"] == "failed"

@@ -13,7 +13,7 @@ ERROR = {"type": "MismatchError", "message": "address: got 1, expected 2", "fram
 def judged(name, **results):
     section = SECTIONS[name]
     parts = {part: results.get(part, {}) for part in section.parts}
-    return section.faults(parts), section.summary(parts)
+    return section.failures(parts), section.summary(parts)
 
 
 def model(ms=1.0, losses=(2.0, 1.0)):
@@ -26,8 +26,8 @@ def test_exchange():
         "copied": {"ok": False, "copies": 1, "copied_bytes": 64},
         "wrong": {"ok": False, "copies": 0, "copied_bytes": 0, "error": ERROR},
     }
-    faults, summary = judged("exchange", exchange={"checks": checks})
-    assert faults == [
+    failures, summary = judged("exchange", exchange={"checks": checks})
+    assert failures == [
         "copied: 64 bytes were copied",
         "wrong: MismatchError: address: got 1, expected 2",
     ]
@@ -39,8 +39,8 @@ def test_samples():
         "good": {"ok": True, "platform": "gpu", "output": "1\n"},
         "raises": {"ok": False, "platform": "", "output": "Traceback ..\nValueError: no\n"},
     }
-    faults, summary = judged("samples", samples={"samples": samples})
-    assert faults == ["raises, on no platform: ValueError: no"]
+    failures, summary = judged("samples", samples={"samples": samples})
+    assert failures == ["raises, on no platform: ValueError: no"]
     assert summary == "1 of 2 pass"
 
 
@@ -49,15 +49,15 @@ def test_samples():
 )
 def test_training_compares_losses(losses, count):
     ours = {"models": {"mlp": model(3.0, losses)}}
-    faults, summary = judged("training", jax={"models": {"mlp": model(2.0)}}, isoshard=ours)
-    assert len(faults) == count
-    assert all("mlp: the losses [2.0, " in fault for fault in faults)
+    failures, summary = judged("training", jax={"models": {"mlp": model(2.0)}}, isoshard=ours)
+    assert len(failures) == count
+    assert all("mlp: the losses [2.0, " in failure for failure in failures)
     assert summary == "step time over hand-written JAX: mlp 1.50"
 
 
 def test_training_names_models_that_fail():
-    faults, _ = judged("training", jax={"models": {"vit": {"error": ERROR}}})
-    assert faults == ["vit, jax: MismatchError: address: got 1, expected 2"]
+    failures, _ = judged("training", jax={"models": {"vit": {"error": ERROR}}})
+    assert failures == ["vit, jax: MismatchError: address: got 1, expected 2"]
     peer = {"models": {"vit": {"error": ERROR}}}
     assert judged("training", torch=peer) == ([], "step time over hand-written JAX: unknown")
 
@@ -68,16 +68,16 @@ def test_training_names_models_that_fail():
 )
 def test_decode_compares_logits(logits, count):
     theirs = {"logits": [1.0, -4.0], "tokens_per_second": 1000.0}
-    faults, summary = judged("decode", isoshard={"logits": logits}, torch=theirs)
-    assert len(faults) == count
+    failures, summary = judged("decode", isoshard={"logits": logits}, torch=theirs)
+    assert len(failures) == count
     assert summary == "torch 1,000 tokens/s"
 
 
 def test_planner():
     estimates = {"mlp": {"time_ratio": 0.5, "memory_ratio": 1.0}, "vit": {"error": ERROR}}
     depths = {"trace": estimates, "compile": {"mlp": {"skipped": "no compiler"}}}
-    faults, summary = judged("planner", planner={"depths": depths})
-    assert faults == ["vit, depth 'trace': MismatchError: address: got 1, expected 2"]
+    failures, summary = judged("planner", planner={"depths": depths})
+    assert failures == ["vit, depth 'trace': MismatchError: address: got 1, expected 2"]
     assert summary == "predicted over measured: trace, time: mlp 0.50; trace, memory: mlp 1.00"
 
 
@@ -85,8 +85,8 @@ def test_operators():
     failure = {"entry": "add", "column": "int64", "reason": "wrong: 1 differs", "error": 0.5}
     counts = {"int64": {"passed": 1, "compared": 2, "samples": 4}}
     result = {"counts": counts, "failures": [failure], "entries": 2, "of": 3}
-    faults, summary = judged("operators", operators=result)
-    assert faults == [
+    failures, summary = judged("operators", operators=result)
+    assert failures == [
         "add, int64: wrong: 1 differs (largest error 5.0e-01)",
         "only 2 of 3 entries, for lack of time",
     ]

@@ -41,7 +41,7 @@ CONTESTANTS = {
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """Print a table with a line for each section, then all faults.
+    """Print a table with a line for each section, then all failures.
 
     Args:
         document: of a run, see `running`.
@@ -54,8 +54,8 @@ def show(document: Mapping[str, Any]) -> None:
     columns = {"": "{summary}", "seconds": "{seconds:.0f}"}
     tables.show(tables.table(title, columns, rows, keys=("section", "status")))
     for name, section in document["sections"].items():
-        for fault in section["faults"]:
-            print(f"{name}: {fault}")
+        for failure in section["failures"]:
+            print(f"{name}: {failure}")
     for line in peer_failures(document):
         print(line)
 

@@ -3,11 +3,11 @@
 The results of a run are one JSON document:
 
     {"ok": bool, "command", "date", "device": {..}, "versions": {..}, "seconds", "limit",
-     "sections": {name: {"status", "seconds", "faults": [..], "summary", "parts": {name: part}}}}
+     "sections": {name: {"status", "seconds", "failures": [..], "summary", "parts": {name: part}}}}
 
 where a part is `{"status", "seconds", "results"}`, and "error" (type, message and last frames) if
 it did not end properly. A status is "ok", "failed" or "not run". A section is "ok" if all its
-required parts are and it has no faults; the document is "ok" if all its sections are.
+required parts are and it has no failures; the document is "ok" if all its sections are.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def section_record(section: Section, parts: Mapping[str, Record]) -> Record:
     """
     required = {name: part for name, part in parts.items() if name not in section.optional}
     not_run = [name for name, part in parts.items() if part["status"] == "not run"]
-    faults = [
+    failures = [
         f"{name}: {part['error']['type']}: {part['error']['message']}"
         for name, part in required.items()
         if "error" in part
@@ -172,14 +172,14 @@ def section_record(section: Section, parts: Mapping[str, Record]) -> Record:
     results = {name: part["results"] for name, part in parts.items()}
     complete = not any(name in not_run for name in required)
     if complete:
-        faults += section.faults(results)
+        failures += section.failures(results)
     summary = section.summary(results) if any(results.values()) else ""
     if not_run:
         summary = f"not run, no time left: {', '.join(not_run)}. {summary}".rstrip()
     return {
-        "status": "failed" if faults else "ok" if complete else "not run",
+        "status": "failed" if failures else "ok" if complete else "not run",
         "seconds": sum(part["seconds"] for part in parts.values()),
-        "faults": faults,
+        "failures": failures,
         "summary": summary,
         "parts": dict(parts),
     }

@@ -61,14 +61,14 @@ def programs(device: str) -> dict[str, Program]:
     """
     samples = dict(zip(NAMES, blocks((ROOT / "README.md").read_text()), strict=True))
     if device == "cpu":
-        return {"both, cpu": Program(one_device(samples["both"].code), "cpu")}
+        return {"both, cpu": Program(on_single_device(samples["both"].code), "cpu")}
     return {
-        **{f"{name}, gpu": Program(one_device(s.code), "gpu") for name, s in samples.items()},
+        **{f"{name}, gpu": Program(on_single_device(s.code), "gpu") for name, s in samples.items()},
         **{f"{name}, as written": Program(s.code, "cpu") for name, s in samples.items()},
     }
 
 
-def one_device(code: str) -> str:
+def on_single_device(code: str) -> str:
     """Change a sample to run on one device, without simulated ones.
 
     Args:

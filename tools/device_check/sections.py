@@ -36,7 +36,7 @@ class Section:
     Attributes:
         name: of the section and of its module.
         limits: seconds for each part, by device.
-        faults: returns what is wrong in the results, one line each.
+        failures: returns what is wrong in the results, one line each.
         summary: returns the main numbers in one line.
         parts: names; by default one part with the section's name.
         optional: parts that may fail.
@@ -48,7 +48,7 @@ class Section:
 
     name: str
     limits: Mapping[str, float]
-    faults: Callable[[Results], list[str]]
+    failures: Callable[[Results], list[str]]
     summary: Callable[[Results], str]
     parts: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def ratio(results: Results, contestant: str, model: str) -> float | None:
     return times[0] / times[1] if all(times) else None
 
 
-def _exchange_faults(results: Results) -> list[str]:
+def _exchange_failures(results: Results) -> list[str]:
     return [
         f"{name}: {_message(check) or str(check['copied_bytes']) + ' bytes were copied'}"
         for name, check in results["exchange"].get("checks", {}).items()
@@ -96,7 +96,7 @@ def _exchange_summary(results: Results) -> str:
     return f"{_passed(checks)}, {copied} bytes copied"
 
 
-def _sample_faults(results: Results) -> list[str]:
+def _sample_failures(results: Results) -> list[str]:
     return [
         f"{name}, on {sample['platform'] or 'no platform'}: "
         f"{sample['output'].strip().rpartition(chr(10))[2]}"
@@ -109,23 +109,23 @@ def _sample_summary(results: Results) -> str:
     return _passed(results["samples"].get("samples", {}))
 
 
-def _training_faults(results: Results) -> list[str]:
-    faults = []
+def _training_failures(results: Results) -> list[str]:
+    failures = []
     for model in MODELS:
         jax, isoshard = (
             results[part].get("models", {}).get(model, {}) for part in ("jax", "isoshard")
         )
         for part, result in (("jax", jax), ("isoshard", isoshard)):
             if "error" in result:
-                faults.append(f"{model}, {part}: {_message(result)}")
+                failures.append(f"{model}, {part}: {_message(result)}")
         if "losses" in jax and "losses" in isoshard:
             pairs = zip(isoshard["losses"], jax["losses"], strict=True)
             if not all(abs(a - b) <= LOSS_TOLERANCE * abs(b) for a, b in pairs):  # NaN fails
-                faults.append(
+                failures.append(
                     f"{model}: the losses {isoshard['losses']} are off by more than "
                     f"{LOSS_TOLERANCE} from those of hand-written JAX, {jax['losses']}"
                 )
-    return faults
+    return failures
 
 
 def _training_summary(results: Results) -> str:
@@ -134,7 +134,7 @@ def _training_summary(results: Results) -> str:
     return f"step time over hand-written JAX: {text or 'unknown'}"
 
 
-def _decode_faults(results: Results) -> list[str]:
+def _decode_failures(results: Results) -> list[str]:
     logits, expected = (results[part].get("logits") for part in ("isoshard", "torch"))
     if not logits or not expected:
         return []
@@ -152,7 +152,7 @@ def _decode_summary(results: Results) -> str:
     return ", ".join(f"{part} {rate:,.0f} tokens/s" for part, rate in rates.items() if rate)
 
 
-def _planner_faults(results: Results) -> list[str]:
+def _planner_failures(results: Results) -> list[str]:
     return [
         f"{model}, depth {depth!r}: {_message(result)}"
         for depth, estimates in results["planner"].get("depths", {}).items()
@@ -165,22 +165,24 @@ def _planner_summary(results: Results) -> str:
     lines = []
     for depth, estimates in results["planner"].get("depths", {}).items():
         for quantity in ("time", "memory"):
-            ratios = {model: one.get(f"{quantity}_ratio") for model, one in estimates.items()}
+            ratios = {
+                model: estimate.get(f"{quantity}_ratio") for model, estimate in estimates.items()
+            }
             text = ", ".join(f"{model} {value:.2f}" for model, value in ratios.items() if value)
             lines += [f"{depth}, {quantity}: {text}"] if text else []
     return f"predicted over measured: {'; '.join(lines)}" if lines else "nothing was measured"
 
 
-def _operator_faults(results: Results) -> list[str]:
+def _operator_failures(results: Results) -> list[str]:
     result = results["operators"]
-    faults = [
-        f"{fault['entry']}, {fault['column']}: {fault['reason']}"
-        + (f" (largest error {fault['error']:.1e})" if fault["error"] else "")
-        for fault in result.get("failures", ())
+    failures = [
+        f"{failure['entry']}, {failure['column']}: {failure['reason']}"
+        + (f" (largest error {failure['error']:.1e})" if failure["error"] else "")
+        for failure in result.get("failures", ())
     ]
     if result and result["entries"] < result["of"]:
-        faults.append(f"only {result['entries']} of {result['of']} entries, for lack of time")
-    return faults
+        failures.append(f"only {result['entries']} of {result['of']} entries, for lack of time")
+    return failures
 
 
 def _operator_summary(results: Results) -> str:
@@ -213,12 +215,12 @@ def _planner_options(device: str, parts: Mapping[str, Any]) -> dict[str, Any]:
 SECTIONS = {
     section.name: section
     for section in (
-        Section("exchange", {"gpu": 60, "cpu": 120}, _exchange_faults, _exchange_summary),
-        Section("samples", {"gpu": 90, "cpu": 120}, _sample_faults, _sample_summary),
+        Section("exchange", {"gpu": 60, "cpu": 120}, _exchange_failures, _exchange_summary),
+        Section("samples", {"gpu": 90, "cpu": 120}, _sample_failures, _sample_summary),
         Section(
             "training",
             {"gpu": 100, "cpu": 120},
-            _training_faults,
+            _training_failures,
             _training_summary,
             parts=("jax", "isoshard", *PEERS),
             optional=PEERS,
@@ -228,7 +230,7 @@ SECTIONS = {
         Section(
             "decode",
             {"gpu": 60, "cpu": 120},
-            _decode_faults,
+            _decode_failures,
             _decode_summary,
             parts=("isoshard", "torch"),
             timed=True,
@@ -236,7 +238,7 @@ SECTIONS = {
         Section(
             "planner",
             {"gpu": 90, "cpu": 120},
-            _planner_faults,
+            _planner_failures,
             _planner_summary,
             # It plans for a described machine and uses no GPU.
             variables={"JAX_PLATFORMS": "cpu"},
@@ -246,7 +248,7 @@ SECTIONS = {
         Section(
             "operators",
             {"gpu": 240, "cpu": 120},
-            _operator_faults,
+            _operator_failures,
             _operator_summary,
             # The autotuner compiles and times several kernels per product, only for speed.
             variables={"XLA_FLAGS": "--xla_gpu_autotune_level=0"},

@@ -87,25 +87,25 @@ def together(
                 )
         end = None if limit is None else time.monotonic() + limit
         try:
-            for one in started:
-                one.wait(None if end is None else max(0.1, end - time.monotonic()))
+            for process in started:
+                process.wait(None if end is None else max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise Failed(f"took more than {limit:.0f} s") from None
         finally:
-            for one in started:
-                _end(one)
-        codes = [one.returncode for one in started]
+            for process in started:
+                _end(process)
+        codes = [process.returncode for process in started]
         return [_result(file, code) for file, code in zip(files, codes, strict=True)]
 
 
 def _result(file: Path, code: int) -> Any:
-    found = json.loads(file.read_text()) if file.exists() else {}
-    if "result" in found:
-        return found["result"]
-    said = file.with_suffix(".log").read_text()
-    print(said, file=sys.stderr)
-    last = ([line for line in said.splitlines() if line.strip()] or ["no output"])[-1]
-    raise Failed(found.get("error", f"ended with status {code}: {last.strip()[:200]}"))
+    answer = json.loads(file.read_text()) if file.exists() else {}
+    if "result" in answer:
+        return answer["result"]
+    log = file.with_suffix(".log").read_text()
+    print(log, file=sys.stderr)
+    last = ([line for line in log.splitlines() if line.strip()] or ["no output"])[-1]
+    raise Failed(answer.get("error", f"ended with status {code}: {last.strip()[:200]}"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -131,13 +131,13 @@ def main(file: str, function: str, arguments: str) -> int:
     """Call the function here, and write its result to the file."""
     module, _, name = function.partition(":")
     try:
-        found = {"result": getattr(importlib.import_module(module), name)(*json.loads(arguments))}
+        answer = {"result": getattr(importlib.import_module(module), name)(*json.loads(arguments))}
     except Exception as error:
         traceback.print_exc()
-        said = str(error).strip() or "without a message"
-        found = {"error": f"{type(error).__name__}: {said.splitlines()[0][:200]}"}
-    Path(file).write_text(json.dumps(found))
-    return 1 if "error" in found else 0
+        message = str(error).strip() or "without a message"
+        answer = {"error": f"{type(error).__name__}: {message.splitlines()[0][:200]}"}
+    Path(file).write_text(json.dumps(answer))
+    return 1 if "error" in answer else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The command line of a benchmark: how many rounds, tables on the terminal, results in a file.
 
 benchmark = Benchmark("rounding", __doc__, rounds=60, quick=5)
-given = benchmark.parse()                       # --rounds 60, or 5 with --quick
+options = benchmark.parse()                     # --rounds 60, or 5 with --quick
 benchmark.finish(results, table(results))       # benchmarks/results/rounding.json
 
 A benchmark with tables in the docs gives `docs=("benchmarks.md", markdown)`: whenever results are
@@ -29,7 +29,7 @@ class Benchmark:
 
     Attributes:
         name: of the file of results.
-        given: what the command line said, once it is parsed.
+        options: what the command line said, once it is parsed.
     """
 
     def __init__(
@@ -56,45 +56,45 @@ class Benchmark:
             self.add("--quick", action="store_true", help="small sizes, few rounds, not saved")
         if docs is not None:
             self.add("--docs", action="store_true", help=f"only write what is saved to {docs[0]}")
-        self.given = argparse.Namespace(quick=False)
+        self.options = argparse.Namespace(quick=False)
 
-    def add_workloads(self, known: Collection[str]) -> None:
+    def add_workloads(self, names: Collection[str]) -> None:
         """Positional arguments: names of workloads; none for all."""
-        self.add("workloads", nargs="*", help=f"of {', '.join(known)}; default: all")
-        self._known = known
+        self.add("workloads", nargs="*", help=f"of {', '.join(names)}; default: all")
+        self._names = names
 
     def parse(self, arguments: Sequence[str] | None = None) -> Any:
         """Read the command line; `rounds` is a number, `quick` is there. `--docs` ends here."""
-        given = self._parser.parse_args(arguments, argparse.Namespace(quick=False, docs=False))
-        if given.docs:
+        options = self._parser.parse_args(arguments, argparse.Namespace(quick=False, docs=False))
+        if options.docs:
             self._document(results.saved(self.name))
             self._parser.exit()
         if self._rounds is not None:
-            given.rounds = given.rounds or (self._quick if given.quick else self._rounds)
-        if "workloads" in given:
-            if unknown := set(given.workloads) - set(self._known):
-                known = ", ".join(self._known)
-                self._parser.error(f"no workload {', '.join(unknown)}; there are {known}")
-            given.workloads = given.workloads or list(self._known)
-        self.given = given
-        return given
+            options.rounds = options.rounds or (self._quick if options.quick else self._rounds)
+        if "workloads" in options:
+            if unknown := set(options.workloads) - set(self._names):
+                names = ", ".join(self._names)
+                self._parser.error(f"no workload {', '.join(unknown)}; there are {names}")
+            options.workloads = options.workloads or list(self._names)
+        self.options = options
+        return options
 
-    def finish(self, found: dict[str, Any], *shown: Any, merge: bool = False) -> None:
+    def finish(self, figures: dict[str, Any], *shown: Any, merge: bool = False) -> None:
         """Print what was found, save it, and put it into the docs; with `--quick` print its tables.
 
         Args:
-            found: the results.
+            figures: the results.
             shown: tables and lines to print.
             merge: results of an earlier run that are not among these stay.
         """
         if shown:
             tables.show(*shown)
-        if not self.given.quick:
-            kept = {**(results.saved(self.name) if merge else {}), **found}
+        if not self.options.quick:
+            kept = {**(results.saved(self.name) if merge else {}), **figures}
             tables.show(f"wrote {results.save(self.name, kept)}")
             self._document(kept)
         elif self._docs is not None:
-            print(self._docs[1](found))
+            print(self._docs[1](figures))
 
     def _document(self, kept: dict[str, Any]) -> None:
         if self._docs is not None:

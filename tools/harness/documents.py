@@ -57,11 +57,11 @@ def replaced(text: str, table: str) -> str:
         LookupError: as `put` raises it.
     """
     titles = table.strip().partition("\n")[0]
-    found = list(re.finditer(rf"^{re.escape(titles)}$(?:\n\|.*)*", text, re.M))
-    if len(found) != 1:
+    matches = list(re.finditer(rf"^{re.escape(titles)}$(?:\n\|.*)*", text, re.M))
+    if len(matches) != 1:
         raise LookupError(
-            f"has {len(found)} tables with the titles {titles}: put this line once where the "
+            f"has {len(matches)} tables with the titles {titles}: put this line once where the "
             "table is to be"
         )
-    [at] = found
+    [at] = matches
     return text[: at.start()] + table.strip() + text[at.end() :]

@@ -88,8 +88,8 @@ def program() -> str:
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
     """The versions of Python and of some packages."""
-    found = {package: importlib.metadata.version(package) for package in packages}
-    return {"python": platform.python_version(), **found}
+    results = {package: importlib.metadata.version(package) for package in packages}
+    return {"python": platform.python_version(), **results}
 
 
 def _processor() -> str:

@@ -105,8 +105,11 @@ def in_markdown(table: Table) -> str:
         table: with a title.
     """
     columns = [(str(column.header), list(column.cells)) for column in table.columns]
-    told = [(str(table.title), columns[0][1]), *(one for one in columns[1:] if any(one[1]))]
-    return markdown([title for title, _ in told], zip(*(cells for _, cells in told), strict=True))
+    shown = [
+        (str(table.title), columns[0][1]),
+        *(column for column in columns[1:] if any(column[1])),
+    ]
+    return markdown([title for title, _ in shown], zip(*(cells for _, cells in shown), strict=True))
 
 
 def documented(table: Callable[[Any], Table]) -> Callable[[Any], str]:
@@ -115,7 +118,7 @@ def documented(table: Callable[[Any], Table]) -> Callable[[Any], str]:
     Args:
         table: makes that for the terminal, of the results.
     """
-    return lambda found: in_markdown(table(found))
+    return lambda results: in_markdown(table(results))
 
 
 def show(*shown: Any) -> None:

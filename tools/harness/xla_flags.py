@@ -5,7 +5,7 @@ XLA ends the process at a flag that it does not know, so flags are chosen by JAX
 
 from __future__ import annotations
 
-ONE_MODULE = "--xla_cpu_parallel_codegen_split_count=1"
+SINGLE_MODULE = "--xla_cpu_parallel_codegen_split_count=1"
 """One module for LLVM instead of many small ones."""
 
 
@@ -36,5 +36,5 @@ def quick_variables(jax_version: str, flags: str = "") -> dict[str, str]:
     return {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS": "0",
-        "XLA_FLAGS": f"{without_mlir(jax_version)} {ONE_MODULE} {flags}".strip(),
+        "XLA_FLAGS": f"{without_mlir(jax_version)} {SINGLE_MODULE} {flags}".strip(),
     }

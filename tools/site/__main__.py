@@ -21,28 +21,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.site", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="the site")
     out = parser.parse_args(arguments).out
-    made = out.parent / f"{out.name}-made"
+    build = out.parent / f"{out.name}-made"
     try:
-        write(made)
+        write(build)
     except DocstringError as error:
         print(error, file=sys.stderr)
         return 1
-    return html(made, out)
+    return html(build, out)
 
 
-def html(made: Path, out: Path) -> int:
+def html(build: Path, out: Path) -> int:
     """Have Sphinx make HTML of pages.
 
     Args:
-        made: the folder in which they lie, in `pages`; Sphinx keeps what it read beside them.
+        build: the folder in which they lie, in `pages`; Sphinx keeps what it read beside them.
         out: the site.
 
     Returns:
         0, or another number if there was a warning.
     """
     strictly = ["--fail-on-warning", "--keep-going", "--fresh-env", "--quiet"]
-    places = ["-c", str(Path(__file__).parent), "-d", str(made / "doctrees")]
-    done = build_main([*strictly, *places, "-b", "html", str(made / "pages"), str(out)])
+    places = ["-c", str(Path(__file__).parent), "-d", str(build / "doctrees")]
+    done = build_main([*strictly, *places, "-b", "html", str(build / "pages"), str(out)])
     if not done:
         print(f"the site: {out / 'index.html'}")
     return done

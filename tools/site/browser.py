@@ -79,7 +79,7 @@ def opened(address: str, *options: str) -> str:
     return done.stdout
 
 
-def found_by(words: str, site: Path) -> list[str]:
+def results_of(words: str, site: Path) -> list[str]:
     """The pages that the site's own search finds, the best first."""
     address = f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}"
     return [match["page"] for match in _RESULT.finditer(opened(address, "--dump-dom"))]
@@ -90,11 +90,11 @@ def main() -> int:
     if not (SITE / "index.html").is_file():
         raise BrowserError(f"there is no site at {SITE}: make docs")
     for words, page in SEARCHES.items():
-        results = found_by(words, SITE)
+        results = results_of(words, SITE)
         if not any(result == page or result.startswith(f"{page}#") for result in results):
             raise BrowserError(f"the search for {words!r} finds {results}, and not {page}")
         print(f"searched {words!r}: {len(results)} pages, {page} among them")
-    if nothing := found_by("xyzzyx", SITE):
+    if nothing := results_of("xyzzyx", SITE):
         raise BrowserError(f"the search for 'xyzzyx' finds {nothing}")
     PICTURES.mkdir(parents=True, exist_ok=True)
     for name, (page, width) in SHOWN.items():

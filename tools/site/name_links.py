@@ -31,13 +31,13 @@ def path_of(code: str, module: str = "") -> str:
         >>> path_of("model(x)"), path_of("{1: 2}")
         ('', '')
     """
-    found = _NAME.match(code)
-    if not found:
+    match = _NAME.match(code)
+    if not match:
         return ""
-    head, _, tail = found[0].partition(".")
+    head, _, tail = match[0].partition(".")
     if head in _SHORT:
         return f"{_SHORT[head]}.{tail}" if tail else ""
-    return f"{module}.{found[0]}" if module else ""
+    return f"{module}.{match[0]}" if module else ""
 
 
 class NameLinks(SphinxPostTransform):
@@ -48,10 +48,10 @@ class NameLinks(SphinxPostTransform):
     def run(self, **_: Any) -> None:
         """Change the document that is about to be written."""
         page = self.env.docname
-        known = self.env.domains.python_domain.objects
+        objects = self.env.domains.python_domain.objects
         module = self.env.metadata[page].get("module", "")
         for literal in list(self.document.findall(nodes.literal)):
-            entry = known.get(path_of(literal.astext(), module))
+            entry = objects.get(path_of(literal.astext(), module))
             if entry is None or _leads_already(literal):
                 continue
             link = make_refnode(

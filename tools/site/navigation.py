@@ -23,12 +23,12 @@ def sections(index: str) -> dict[str, tuple[str, str]]:
         >>> sections("# x\\n\\n## How to\\n- [Plan](plans.md): it.\\n\\n## Why\\nNo list.\\n")
         {'how_to.md': ('How to', '- [Plan](plans.md): it.')}
     """
-    found = {}
+    entries = {}
     for match in _SECTION.finditer(index):
         if _ENTRY.search(match["body"]):
             page = re.sub(r"\W+", "_", match["title"].lower()).strip("_") + ".md"
-            found[page] = (match["title"], match["body"].strip())
-    return found
+            entries[page] = (match["title"], match["body"].strip())
+    return entries
 
 
 def section_page(title: str, body: str, more: Sequence[str] = ()) -> str:

@@ -55,14 +55,14 @@ def led_to_pages(text: str, folder: str, page: str) -> str:
 
 def linked(text: str, folder: str) -> Iterator[str]:
     """The existing files and folders of the repository that Markdown links to."""
-    found: list[str] = []
+    results: list[str] = []
 
     def note(path: str, anchor: str) -> str:
-        found.append(path)
+        results.append(path)
         return path + anchor
 
     _replaced(text, folder, note)
-    yield from found
+    yield from results
 
 
 def source_pages(path: str) -> Iterator[tuple[str, str]]:
@@ -85,10 +85,10 @@ def _of_file(path: str) -> str:
 
 
 def _replaced(text: str, folder: str, instead: Callable[[str, str], str]) -> str:
-    def one(match: re.Match[str]) -> str:
+    def link(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, match["path"]))
         if path.startswith("..") or not (ROOT / path).exists():
             return match[0]
         return instead(path, match["anchor"] or "")
 
-    return _LINK.sub(one, text)
+    return _LINK.sub(link, text)

@@ -12,11 +12,11 @@ from . import navigation, notebook_pages, one_tree, reference_pages, repository_
 from .public_names import PACKAGE, public_modules
 from .repository_links import DOCS, NOTEBOOKS, ROOT
 
-_BESIDE = ("README.md", "CHANGELOG.md")
+_ROOT_PAGES = ("README.md", "CHANGELOG.md")
 """Files of the repository that are pages of sections."""
 
 _REFERENCE = "reference.md"
-_APART = "---\norphan: true\nnosearch: true\n---\n\n"
+_UNLISTED = "---\norphan: true\nnosearch: true\n---\n\n"
 
 
 class DocstringError(ValueError):
@@ -35,7 +35,7 @@ def write(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     texts = {path.name: (path.read_text(), DOCS) for path in (ROOT / DOCS).glob("*.md")}
-    for name in _BESIDE:
+    for name in _ROOT_PAGES:
         texts[repository_links.page_of(name)] = ((ROOT / name).read_text(), ".")
     pages: dict[str, str | bytes] = {
         path.name: path.read_bytes()
@@ -43,11 +43,11 @@ def write(folder: Path) -> None:
         if path.suffix in (".png", ".svg")
     }
     for path in sorted((ROOT / NOTEBOOKS).glob("*.ipynb")):
-        made = notebook_pages.page(path)
+        converted = notebook_pages.page(path)
         page = repository_links.page_of(path.relative_to(ROOT).as_posix())
-        texts[page] = (made.markdown, NOTEBOOKS)
+        texts[page] = (converted.markdown, NOTEBOOKS)
         pages[f"tutorials/{path.name}"] = path.read_bytes()
-        pages |= {f"tutorials/{name}": picture for name, picture in made.pictures.items()}
+        pages |= {f"tutorials/{name}": picture for name, picture in converted.pictures.items()}
     reference = _reference(folder / "sources")
     pages |= reference
 
@@ -55,8 +55,8 @@ def write(folder: Path) -> None:
         pages[page] = repository_links.led_to_pages(text, start, page)
         for path in repository_links.linked(text, start):
             if repository_links.page_of(path) not in {*texts, *pages}:
-                found = repository_links.source_pages(path)
-                pages |= {page: _APART + text for page, text in found}
+                source_pages = repository_links.source_pages(path)
+                pages |= {page: _UNLISTED + text for page, text in source_pages}
 
     index = str(pages["index.md"])
     sections = navigation.sections(index)
@@ -72,9 +72,9 @@ def write(folder: Path) -> None:
 
 def _reference(tree: Path) -> dict[str, str]:
     one_tree.lay_out(tree, ROOT)
-    said: list[str] = []
+    lines: list[str] = []
     listener = logging.Handler(logging.WARNING)
-    listener.emit = lambda record: said.append(record.getMessage())
+    listener.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("griffe")
     logger.addHandler(listener)
     try:
@@ -85,9 +85,9 @@ def _reference(tree: Path) -> dict[str, str]:
             resolve_aliases=True,
             resolve_implicit=True,
         )
-        found = dict(reference_pages.pages(public_modules(package)))
+        pages = dict(reference_pages.pages(public_modules(package)))
     finally:
         logger.removeHandler(listener)
-    if said:
-        raise DocstringError("\n".join(said))
-    return found
+    if lines:
+        raise DocstringError("\n".join(lines))
+    return pages

@@ -99,12 +99,12 @@ class _Costs:
         file.parent.mkdir(parents=True, exist_ok=True)
         passed = self.tests.keys() - self.failed
         before = json.loads(file.read_text()) if file.exists() else {}
-        found = {
+        results = {
             "files": before.get("files", {}) | self.table,
             "tests": before.get("tests", {}) | self.tests,
             "failed": sorted(self.failed.union(before.get("failed", ())).difference(passed)),
         }
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        file.write_text(json.dumps(results, indent=1) + "\n")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

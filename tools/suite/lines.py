@@ -107,10 +107,10 @@ def spare(tests: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for file, lines in test["lines"].items()
         for line in lines
     )
-    found = []
+    names = []
     for name, test in sorted(tests.items(), key=lambda item: -item[1]["seconds"]):
         own = [(file, line) for file, lines in test["lines"].items() for line in lines]
         if all(times[place] > 1 for place in own):
             times.subtract(own)
-            found.append(name)
-    return found
+            names.append(name)
+    return names

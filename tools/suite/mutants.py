@@ -71,8 +71,8 @@ def drawn(root: Path = ROOT) -> list[dict[str, Any]]:
     for name, site in every:
         key = name, site.function
         if key not in result and is_program(changed(sources[name], site)):
-            known = {field: getattr(site, field) for field in (*_IDENTITY, "old", "new")}
-            result[key] = {"file": name, **known}
+            fields = {field: getattr(site, field) for field in (*_IDENTITY, "old", "new")}
+            result[key] = {"file": name, **fields}
         if len(result) == NUMBER:
             break
     return list(result.values())
@@ -125,10 +125,10 @@ def probed(folder: Path) -> Path:
     edits = []
     for name, mutants in by_file.items():
         source = (ROOT / name).read_text()
-        found = [(number, site_of(mutant, source)) for number, mutant in mutants]
+        probes = [(number, site_of(mutant, source)) for number, mutant in mutants]
         # From the end: what stands before stays where it is.
         for number, site in sorted(
-            ((number, site) for number, site in found if site), key=lambda pair: -pair[1].start
+            ((number, site) for number, site in probes if site), key=lambda pair: -pair[1].start
         ):
             hit = f"__import__('isoshard.core._probe', fromlist='_').hit({number})"
             new = f"{hit}; {site.old}" if site.statement else f"({hit}, {site.old})[1]"
@@ -165,15 +165,15 @@ def visits(report: Path) -> dict[int, set[str]]:
 
     Outside of a test, as in ranks, it is "".
     """
-    found = collections.defaultdict(set)
+    tests = collections.defaultdict(set)
     for line in report.read_text().splitlines():
         number, _, current = line.partition("\t")
         test, _, phase = current.rpartition(" (")
         if number.isdigit():
-            found[int(number)].add(test)
+            tests[int(number)].add(test)
             if phase == "setup)":
-                found[int(number)].add(test.partition("::")[0])
-    return found
+                tests[int(number)].add(test.partition("::")[0])
+    return tests
 
 
 def chosen(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
@@ -214,11 +214,11 @@ def of_folder(file: str, tests: Iterable[str]) -> list[str]:
         file: the module's.
         tests: all.
     """
-    folder, every, found = Path(file).parent, list(tests), list[str]()
-    while not found and folder.name:
-        found = [test for test in every if test.startswith(f"tests/{folder}/")]
+    folder, every, chosen_tests = Path(file).parent, list(tests), list[str]()
+    while not chosen_tests and folder.name:
+        chosen_tests = [test for test in every if test.startswith(f"tests/{folder}/")]
         folder = folder.parent
-    return found
+    return chosen_tests
 
 
 class Runs:
@@ -292,10 +292,10 @@ def failed(tests: Sequence[str], runs: Runs) -> str:
         code = runs.pytest(["-x", "-rfE", f"--timeout={TIMEOUT}", f"@{ids.name}"])
     if code == 0:
         return ""
-    said = (runs.package / "last.txt").read_text(errors="replace")
-    if code in (4, 5) and "ERROR: not found" in said:  # a test that is not there kills nothing
-        raise SystemExit(f"pytest found not all tests: run the probes anew\n{said}")
-    lines = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    log = (runs.package / "last.txt").read_text(errors="replace")
+    if code in (4, 5) and "ERROR: not found" in log:  # a test that is not there kills nothing
+        raise SystemExit(f"pytest found not all tests: run the probes anew\n{log}")
+    lines = [line for line in log.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return lines[0].split(" ", 1)[1].split(" - ")[0] if lines else f"pytest ended with {code}"
 
 
@@ -309,16 +309,16 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
         workers: processes at a time.
         scratch: a folder for their wheels.
     """
-    told = json.loads(costs.read_text())
-    seconds = told["tests"]
-    failing = set(told["failed"])  # on the package as it is: they would kill every mutant
+    measured = json.loads(costs.read_text())
+    seconds = measured["tests"]
+    failing = set(measured["failed"])  # on the package as it is: they would kill every mutant
     passing = {*seconds} - failing
     seen = visits(report)
     mutants = kept()
     every = [Runs(scratch / f"wheel{number}") for number in range(workers)]
     free = list(every)
 
-    def one(number: int) -> None:
+    def try_mutant(number: int) -> None:
         runs = free.pop()
         try:
             came = seen.get(number, set()) - failing
@@ -353,9 +353,9 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     left = [number for number, mutant in enumerate(mutants) if column not in mutant]
     alone = [number for number in left if seen.get(number) == {""}]
     with futures.ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, set(left).difference(alone)))
+        list(pool.map(try_mutant, set(left).difference(alone)))
     for number in alone:  # ranks have time limits, and cores to themselves
-        one(number)
+        try_mutant(number)
     for runs in every:
         runs.end()
 

@@ -69,7 +69,7 @@ def sites(source: str) -> list[Site]:
         source: of the module.
     """
     text = _Text(source)
-    found: list[Site] = []
+    results: list[Site] = []
     counts: dict[tuple[str, str], int] = {}
     for function, node in _nodes(ast.parse(source), (), within=False):
         for change, kind, new in _of(node, text):
@@ -80,8 +80,8 @@ def sites(source: str) -> list[Site]:
                 function, kind, ordinal, text[change], new, start, isinstance(change, ast.stmt)
             )
             if new != site.old:
-                found.append(site)
-    return found
+                results.append(site)
+    return results
 
 
 def changed(source: str, site: Site, new: str | None = None) -> str:

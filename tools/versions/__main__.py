@@ -63,9 +63,9 @@ def again(name: str, parts: Sequence[str], arguments: Sequence[str]) -> int:
     failed = False
     for part, result in matrix.kept().get(name, {}).items():
         if (part in parts or not parts) and (files := matrix.files_of(result["failures"])):
-            found = matrix.mended(result, _outcomes(name, files, arguments))
-            failed |= bool(found["failures"])
-            matrix.keep(name, part, found | _when())
+            mended = matrix.mended(result, _outcomes(name, files, arguments))
+            failed |= bool(mended["failures"])
+            matrix.keep(name, part, mended | _when())
     return failed
 
 

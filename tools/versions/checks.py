@@ -34,7 +34,7 @@ STEPS = {
     "demo": ("-m", "isoshard", "demo", "--steps", "20"),
     "tests": ("-m", "pytest", "-p", "no:cacheprovider", *TESTS),
 }
-BESIDE = (("tests", "doctor"), ("imports", "demo"))
+CONCURRENT = (("tests", "doctor"), ("imports", "demo"))
 """Steps one after the other, for each of two cores."""
 
 
@@ -48,8 +48,8 @@ def check(name: str) -> int:
         1 if a step failed; the others run all the same.
     """
     environments.unpacked_wheel(environments.python_of(name))
-    with ThreadPoolExecutor(len(BESIDE)) as pool:
-        return max(pool.map(lambda steps: max(_ran(name, step) for step in steps), BESIDE))
+    with ThreadPoolExecutor(len(CONCURRENT)) as pool:
+        return max(pool.map(lambda steps: max(_ran(name, step) for step in steps), CONCURRENT))
 
 
 def _ran(name: str, step: str) -> bool:

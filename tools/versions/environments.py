@@ -46,9 +46,9 @@ def folder(name: str) -> Path:
     Args:
         name: of the pair.
     """
-    wanted = pair(name)
-    kept = wanted.constraints.read_bytes() if wanted.constraints else b""
-    digest = hashlib.sha256(kept + repr((wanted, FEW, _TESTS)).encode()).hexdigest()
+    versions = pair(name)
+    kept = versions.constraints.read_bytes() if versions.constraints else b""
+    digest = hashlib.sha256(kept + repr((versions, FEW, _TESTS)).encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(os.environ.get("ISOSHARD_ENVIRONMENTS") or cache / "isoshard" / "environments")
     return root / f"{name}-{digest[:12]}"
@@ -65,23 +65,23 @@ def python_of(name: str, extras: str = FEW) -> Path:
         NoPython: there is no such Python to make it with.
         subprocess.CalledProcessError: pip could not install a package, and printed why.
     """
-    wanted, made = pair(name), folder(name)
-    python = made / "bin" / "python"
-    complete = made / f"complete-{extras}"
+    versions, path = pair(name), folder(name)
+    python = path / "bin" / "python"
+    complete = path / f"complete-{extras}"
     if complete.exists() and name != LATEST:
         return python
     begun = time.perf_counter()
-    packages = ", ".join(wanted.requirements)
-    print(f"{made}: Python {wanted.python}, {packages}, [{extras}] ..", flush=True)
+    packages = ", ".join(versions.requirements)
+    print(f"{path}: Python {versions.python}, {packages}, [{extras}] ..", flush=True)
     if not python.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([interpreter(wanted.python), "-m", "venv", made], check=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([interpreter(versions.python), "-m", "venv", path], check=True)
     how = ["--upgrade"]
-    how += ["--constraint", str(wanted.constraints)] if wanted.constraints else []
+    how += ["--constraint", str(versions.constraints)] if versions.constraints else []
     pip(python, *how, *_BUILD)  # here, since an earlier try may have ended before it
-    pip(python, *how, *wanted.requirements, *_TESTS, f"isoshard[{extras}] @ {ROOT.as_uri()}")
+    pip(python, *how, *versions.requirements, *_TESTS, f"isoshard[{extras}] @ {ROOT.as_uri()}")
     if extras == EVERYTHING:
-        pip(python, *how, "--no-deps", "--target", str(made / "vision"), *_VISION)
+        pip(python, *how, "--no-deps", "--target", str(path / "vision"), *_VISION)
     subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "isoshard"], check=True)
     complete.touch()
     print(f"installed in {time.perf_counter() - begun:.0f} s", flush=True)
@@ -118,7 +118,7 @@ def resolved(name: str) -> list[str]:
         vision = _VISION if extras == EVERYTHING else ()
         pip(python, *dry, *pair(name).requirements, *_TESTS, *_BUILD, *vision, ours)
         installs = json.loads(report.read_text())["install"]
-    named = {one["metadata"]["name"]: one["metadata"]["version"] for one in installs}
+    named = {package["metadata"]["name"]: package["metadata"]["version"] for package in installs}
     return [
         f"{package}=={version}"
         for package, version in sorted(named.items(), key=lambda item: item[0].lower())

@@ -27,7 +27,7 @@ TITLES = (
 )
 FAILED = "| failed test | with |"
 # These are launched, or have an environment, of their own.
-_APART = ("with_torch_xla", "multi_process", "clusters")
+_SEPARATE = ("with_torch_xla", "multi_process", "clusters")
 # Written out: this runs where isoshard is not installed.
 _BRIDGES = (
     "core",
@@ -48,13 +48,13 @@ def parts(name: str) -> list[str]:
         name: of the pair.
     """
     tests = ROOT / "tests"
-    found = [path.parent for path in tests.glob("*/**/test_*.py")]
-    rooms = {path.relative_to(tests).parts[:2] for path in found}
+    folders = [path.parent for path in tests.glob("*/**/test_*.py")]
+    rooms = {path.relative_to(tests).parts[:2] for path in folders}
     rooms = {room if room[0] == "torch_bridge" else room[:1] for room in rooms}  # the largest
-    names = {"/".join(("tests", *room)) for room in rooms} - {f"tests/{one}" for one in _APART}
+    names = {"/".join(("tests", *room)) for room in rooms} - {f"tests/{name}" for name in _SEPARATE}
     names = names - {"tests/torch_bridge"} | {"tests/torch_bridge/test_*.py"}
     if name in BRIDGES_ALONE:
-        return sorted(one for one in names if one.split("/")[1] in _BRIDGES)
+        return sorted(name for name in names if name.split("/")[1] in _BRIDGES)
     return sorted(names | {"tests/test_*.py"})
 
 
@@ -64,7 +64,7 @@ def outcomes(report: Path) -> dict[str, str]:
     Args:
         report: the XML file.
     """
-    found = {}
+    results = {}
     for case in ElementTree.parse(report).iter("testcase"):
         outcome = "passed"
         for child in case:
@@ -72,18 +72,18 @@ def outcomes(report: Path) -> dict[str, str]:
                 outcome = "failed"
             elif child.tag == "skipped":
                 outcome = "xfailed" if child.get("type") == "pytest.xfail" else "skipped"
-        found[f"{case.get('classname')}::{case.get('name')}"] = outcome
-    return found
+        results[f"{case.get('classname')}::{case.get('name')}"] = outcome
+    return results
 
 
-def counted(found: Mapping[str, str]) -> dict[str, Any]:
+def counted(results: Mapping[str, str]) -> dict[str, Any]:
     """How many passed, were expected to fail, were skipped and failed; the failed by name.
 
     Args:
-        found: as `outcomes` gives it.
+        results: as `outcomes` gives it.
     """
-    counts: dict[str, Any] = {name: list(found.values()).count(name) for name in _OUTCOMES}
-    failures = sorted(test for test, outcome in found.items() if outcome == "failed")
+    counts: dict[str, Any] = {name: list(results.values()).count(name) for name in _OUTCOMES}
+    failures = sorted(test for test, outcome in results.items() if outcome == "failed")
     return {**counts, "failures": failures}
 
 
@@ -94,29 +94,29 @@ def files_of(failures: Sequence[str]) -> list[str]:
         failures: such as "tests.core.test_errors.TestIt::test_that[x]", or of a file that could not
             be imported "::tests.core.test_errors".
     """
-    matches = [re.match(r"[\w.]*?\.test_\w+", one.removeprefix("::")) for one in failures]
+    matches = [re.match(r"[\w.]*?\.test_\w+", failure.removeprefix("::")) for failure in failures]
     return sorted({f"{match[0].replace('.', '/')}.py" for match in matches if match})
 
 
-def mended(result: Mapping[str, Any], found: Mapping[str, str]) -> dict[str, Any]:
+def mended(result: Mapping[str, Any], results: Mapping[str, str]) -> dict[str, Any]:
     """A part's result after the files of its failed tests ran again.
 
     Args:
         result: of before.
-        found: the outcomes of all tests of these files, as they are now.
+        results: the outcomes of all tests of these files, as they are now.
 
     Returns:
         The result: tests that failed count as what they came to now, if they still exist.
     """
     before, counts = result["failures"], dict(result)
     counts["failed"] -= len(before)
-    not_counted = tuple(f"{one[2:]}." for one in before if one.startswith("::"))
-    for test, outcome in found.items():
-        known = test in before or test.replace("::", ".").startswith(not_counted)
-        if known or outcome == "failed":
+    not_counted = tuple(f"{name[2:]}." for name in before if name.startswith("::"))
+    for test, outcome in results.items():
+        expected = test in before or test.replace("::", ".").startswith(not_counted)
+        if expected or outcome == "failed":
             counts[outcome] += 1
-            counts["passed"] -= not known
-    return {**counts, "failures": sorted(test for test in found if found[test] == "failed")}
+            counts["passed"] -= not expected
+    return {**counts, "failures": sorted(test for test in results if results[test] == "failed")}
 
 
 def kept() -> dict[str, dict[str, Any]]:
@@ -132,18 +132,18 @@ def keep(pair: str, part: str, result: Mapping[str, Any]) -> None:
         part: a folder of tests, or another command.
         result: as `counted` or `mended` gives it, with `date` and `commit`.
     """
-    found = kept()
-    parts = {**found.get(pair, {}), part: dict(result)}
-    found[pair] = dict(sorted(parts.items()))
-    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    results = kept()
+    parts = {**results.get(pair, {}), part: dict(result)}
+    results[pair] = dict(sorted(parts.items()))
+    KEPT.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def table() -> str:
     """The results by pair, as a table of `docs/compatibility.md`."""
     lines = [TITLES, "|" + "---|" * TITLES.count(" | ") + "---|"]
-    found = kept()
+    results = kept()
     for name, pair in PAIRS.items():
-        ran = found.get(name, {})
+        ran = results.get(name, {})
         sums = {outcome: sum(part[outcome] for part in ran.values()) for outcome in _OUTCOMES}
         days = sorted({part["date"] for part in ran.values()})
         when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "not run"

@@ -14,7 +14,7 @@ from examples.domain.in_jax import mean_square
 from examples.domain.place import FIELD, Place
 from examples.domain.problems import Data, problems
 from examples.domain.runs import Run, errors
-from examples.domain.trials import TRAIN, Trial, meshes, trials, verdict
+from examples.domain.trials import TRAIN, Trial, failures, meshes, trials
 
 QUICK = problems(quick=True)
 BUDGET = 2**20
@@ -69,7 +69,7 @@ def flow(problem, data):
 
 def test_only_the_mesh_keeps_the_budget_and_losses_are_equal(flow, problem, data):
     begun = dataclasses.replace(flow[1].run, losses=flow[1].run.losses[:3])
-    assert verdict([flow[0], dataclasses.replace(flow[1], run=begun)], problem.budget) == []
+    assert failures([flow[0], dataclasses.replace(flow[1], run=begun)], problem.budget) == []
     np.testing.assert_allclose(*(trial.run.losses for trial in flow), rtol=2e-3)
     told = [set(trial.run.collectives) for trial in flow]
     assert told == [set(), {"all-reduce", "collective-permute"}]
@@ -113,11 +113,11 @@ def test_each_framework_tries_one_device_equal_shards_and_others(monkeypatch, pr
 
 
 def test_what_is_wrong_is_told(flow):
-    assert "jax on one device takes" in verdict(flow[:1], 2**40)[0]
-    assert "takes" in verdict(flow[1:], 1)[0]
+    assert "jax on one device takes" in failures(flow[:1], 2**40)[0]
+    assert "takes" in failures(flow[1:], 1)[0]
     other = dataclasses.replace(flow[1].run, losses=[1.0])
     found = [flow[0], Trial("jax", Place(meshes()[1]), other, 0.0)]
-    assert "jax on 8 devices, shards 4 equal has other losses" in verdict(found, BUDGET)[0]
+    assert "jax on 8 devices, shards 4 equal has other losses" in failures(found, BUDGET)[0]
 
 
 def test_the_command_draws_fields_and_ends_well(problem, tmp_path, capsys, monkeypatch):

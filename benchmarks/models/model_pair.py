@@ -1,8 +1,8 @@
 """Two models in torch and in Flax NNX, with the same weights under the same names.
 
-A Llama of `transformers` by its configuration, unmodified, and a chain of linear layers. The twins
-hold weights as torch does, `(out, in)`, so that one plan lays out both. What they minimise is the
-same: the next token's cross entropy, and a mean square.
+A Llama of `transformers` by its configuration, unmodified, and a chain of linear layers. The Flax
+modules store weights as torch does, `(out, in)`, so that one plan shards both. Both minimise the
+same loss: the next token's cross entropy, and a mean square.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TORCH_NAMES = {"scale": "weight", "embedding": "weight"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Twins:
+class ModelPair:
     """One model in both frameworks.
 
     Attributes:
@@ -41,29 +41,29 @@ class Twins:
     batch: Callable[[int], np.ndarray[Any, Any]]
 
 
-def adopt(twin: nnx.Module, module: torch.nn.Module) -> nnx.Module:
-    """Give a twin the weights of a torch module.
+def adopt(flax_model: nnx.Module, module: torch.nn.Module) -> nnx.Module:
+    """Give a Flax model the weights of a torch module.
 
     Args:
-        twin: changed in place.
+        flax_model: changed in place.
         module: on the CPU.
 
     Raises:
         ValueError: their parameters differ in names or shapes.
     """
-    state = nnx.to_flat_state(nnx.state(twin, nnx.Param))
+    state = nnx.to_flat_state(nnx.state(flax_model, nnx.Param))
     shapes = {torch_name(path): tuple(leaf.shape) for path, leaf in state}
-    given = {name: one.detach() for name, one in module.named_parameters()}
-    if shapes != {name: tuple(one.shape) for name, one in given.items()}:
-        raise ValueError(f"the twin has {shapes}, and torch {given.keys()}")
+    parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    if shapes != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
+        raise ValueError(f"the Flax model has {shapes}, and torch {parameters.keys()}")
     # A copy: the optimizer of torch changes the module's own memory.
-    full = [(path, leaf.replace(jnp.array(given[torch_name(path)]))) for path, leaf in state]
-    nnx.update(twin, nnx.from_flat_state(full))
-    return twin
+    full = [(path, leaf.replace(jnp.array(parameters[torch_name(path)]))) for path, leaf in state]
+    nnx.update(flax_model, nnx.from_flat_state(full))
+    return flax_model
 
 
 def torch_name(path: Iterable[object]) -> str:
-    """Name a parameter of a twin as torch does.
+    """Name a parameter of a Flax model as torch does.
 
     Args:
         path: of the leaf.
@@ -138,8 +138,8 @@ def _rotated(x: jax.Array) -> jax.Array:
     rate = 1e4 ** -(jnp.arange(0, size, 2) / size)
     angle = jnp.arange(length)[:, None] * rate[None, :]
     cos, sin = (jnp.tile(f(angle), (1, 2))[None, :, None, :] for f in (jnp.cos, jnp.sin))
-    one, other = jnp.split(x, 2, -1)
-    return x * cos + jnp.concatenate([-other, one], -1) * sin
+    first, other = jnp.split(x, 2, -1)
+    return x * cos + jnp.concatenate([-other, first], -1) * sin
 
 
 class GatedMlp(nnx.Module):
@@ -191,7 +191,7 @@ class Decoder(nnx.Module):
         return self.norm(x)
 
 
-class LlamaTwin(nnx.Module):
+class FlaxLlama(nnx.Module):
     """`LlamaForCausalLM` in NNX."""
 
     def __init__(self, config: Mapping[str, int], *, rngs: nnx.Rngs):
@@ -212,8 +212,8 @@ def _next_token_loss(model: Any, tokens: jax.Array) -> jax.Array:
 def llama(
     *, layers: int, width: int, inner: int, heads: int, kv_heads: int, vocabulary: int,
     batch: int, length: int,
-) -> Twins:  # fmt: skip
-    """A Llama of transformers, and its twin."""
+) -> ModelPair:  # fmt: skip
+    """A Llama of transformers, and the same model in Flax."""
     sizes = {
         "hidden_size": width,
         "intermediate_size": inner,
@@ -232,10 +232,10 @@ def llama(
         )
         return transformers.LlamaForCausalLM(config)
 
-    return Twins(
+    return ModelPair(
         "Llama",
         module,
-        lambda: LlamaTwin(sizes, rngs=nnx.Rngs(0)),
+        lambda: FlaxLlama(sizes, rngs=nnx.Rngs(0)),
         lambda model, tokens: model(input_ids=tokens, labels=tokens).loss,
         _next_token_loss,
         lambda number: np.random.default_rng(number).integers(0, vocabulary, (batch, length)),
@@ -297,8 +297,8 @@ class FlaxChain(nnx.Module):
         return x
 
 
-def chain(*, layers: int, width: int, inner: int, batch: int) -> Twins:
-    """A chain of pairs of linear layers, and its twin."""
+def chain(*, layers: int, width: int, inner: int, batch: int) -> ModelPair:
+    """A chain of pairs of linear layers, and the same model in Flax."""
 
     def module() -> torch.nn.Module:
         torch.manual_seed(0)
@@ -307,7 +307,7 @@ def chain(*, layers: int, width: int, inner: int, batch: int) -> Twins:
     def samples(number: int) -> np.ndarray[Any, Any]:
         return np.random.default_rng(number).standard_normal((batch, width), np.float32)
 
-    return Twins(
+    return ModelPair(
         "MLP",
         module,
         lambda: FlaxChain(layers, width, inner, rngs=nnx.Rngs(0)),
