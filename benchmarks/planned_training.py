@@ -23,7 +23,7 @@ from benchmarks.models.twins import Twins, adopt, chain, llama
 from isoshard import Plan
 from isoshard.core.runtime.hlo_collectives import collectives as collectives_of
 from isoshard.jax_bridge import train_step
-from isoshard.planner.programs.device_ops import axes_along
+from isoshard.planner.programs.device_ops import collective_axes
 from tools.harness import timing
 
 DEVICES, RATE, STEPS, TURN = 8, 1e-4, 5, 3
@@ -125,7 +125,7 @@ class Training:
         found = collections.Counter[tuple[Any, ...]]()
         for one in collectives_of(self.program()):
             kind = one.kind.replace("_", "-")
-            if axes := axes_along(kind, one.bytes, one.groups, mesh):
+            if axes := collective_axes(kind, one.bytes, one.groups, mesh):
                 found[kind, axes, one.bytes] += one.times
         return found
 

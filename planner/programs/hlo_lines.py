@@ -1,4 +1,4 @@
-"""The user's line that the metadata of an HLO instruction names."""
+"""The user's line of an HLO instruction, by its metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINES: weakref.WeakKeyDictionary[HloModule, dict[str, str]] = weakref.WeakKeyDi
 
 
 def line_of(module: HloModule, instruction: Instruction) -> str:
-    """The user's line that an instruction's metadata names; "" if it names none."""
+    """The user's line of an instruction; "" without one."""
     metadata = instruction.attributes.partition("metadata={")[2]
     if not metadata:
         return ""
@@ -40,12 +40,12 @@ def _line_in(module: HloModule, metadata: str) -> str:
     return ""
 
 
-def _line_of_frame(module: HloModule, number: str) -> str:
+def _line_of_frame(module: HloModule, frame_id: str) -> str:
     visited: set[str] = set()
-    while number in module.frames and number not in visited:
-        visited.add(number)
-        file, line, function, caller = module.frames[number]
+    while frame_id in module.frames and frame_id not in visited:
+        visited.add(frame_id)
+        file, line, function, caller = module.frames[frame_id]
         if file and is_users(file):
             return written(file, int(line), function)
-        number = caller
+        frame_id = caller
     return ""
