@@ -76,15 +76,6 @@ class DescribedDevice:
         return f"DescribedDevice({self.topology.name}, id={self.id}, coords={self.coords})"
 
 
-def is_described(mesh: object) -> bool:
-    """Whether a mesh is over described devices.
-
-    Args:
-        mesh: a mesh, or anything.
-    """
-    return isinstance(mesh, Mesh) and isinstance(mesh.devices.flat[0], DescribedDevice)
-
-
 @dataclasses.dataclass(frozen=True)
 class Topology:
     """A described machine.
@@ -261,8 +252,9 @@ def topology_of(mesh: Mesh) -> Topology:
         >>> topology_of(topology("v5e:4x4").mesh((16,), ("data",))).name
         'v5e:4x4'
     """
-    if is_described(mesh):
-        return mesh.devices.flat[0].topology
+    first = mesh.devices.flat[0]
+    if isinstance(first, DescribedDevice):
+        return first.topology
     return _of_devices(mesh)
 
 

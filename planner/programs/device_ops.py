@@ -6,6 +6,7 @@ An instruction that XLA inserted gets the user's line of the nearest one that ha
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
@@ -21,21 +22,66 @@ from isoshard.core.kit import (
     Instruction,
     axes_of,
     groups_of,
+    is_users,
     operation,
+    said_by,
+    written,
 )
 from isoshard.planner.costs.device_program import DeviceOp
 from isoshard.planner.scheduling.kernels import awaited
 
 from .collective_combining import InstructionOp, joined
 from .collective_rewrites import is_narrowed, is_sliced, joined_reductions
-from .hlo_costs import FREE, Costs, costs_of, operand_arrays, trips
+from .hlo_costs import FREE, costs_of, operand_arrays, trips
 from .hlo_kernels import dataflow
 from .hlo_layouts import is_reordered
-from .hlo_lines import line_of
 from .sliced_programs import SlicedProgram
+
+_OP_NAME = re.compile(r'op_name="(?P<path>(?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"stack_frame_id=(?P<number>\d+)")
+_SOURCE = re.compile(r'source_file="(?P<file>[^"]*)" source_line=(?P<line>\d+)')
+
+_LINES: weakref.WeakKeyDictionary[HloModule, dict[str, str]] = weakref.WeakKeyDictionary()
+"""The line of each text of metadata in a module: many instructions have the same."""
 
 _STEPS = 6
 """How many instructions away a line is searched for."""
+
+
+def line_of(module: HloModule, instruction: Instruction) -> str:
+    """The user's line of an instruction; "" without one."""
+    metadata = instruction.attributes.partition("metadata={")[2]
+    if not metadata:
+        return ""
+    lines = _LINES.setdefault(module, {})
+    if metadata not in lines:
+        lines[metadata] = _line_in(module, metadata)
+    return lines[metadata]
+
+
+def _line_in(module: HloModule, metadata: str) -> str:
+    name = _OP_NAME.search(metadata)
+    line = said_by(name["path"].replace('\\"', '"')) if name else None
+    if line is not None:
+        return line
+    frame = _FRAME.search(metadata)
+    if frame:
+        return _line_of_frame(module, frame["number"])
+    file = _SOURCE.search(metadata)
+    if file and is_users(file["file"]):
+        return written(file["file"], int(file["line"]), "").removesuffix(" ()")
+    return ""
+
+
+def _line_of_frame(module: HloModule, frame_id: str) -> str:
+    visited: set[str] = set()
+    while frame_id in module.frames and frame_id not in visited:
+        visited.add(frame_id)
+        file, line, function, caller = module.frames[frame_id]
+        if file and is_users(file):
+            return written(file, int(line), function)
+        frame_id = caller
+    return ""
 
 
 def nearest_line(module: HloModule, inside: Computation, row: Instruction) -> str:
@@ -327,8 +373,3 @@ def collective_axes(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> 
 
 def _size(ops: tuple[DeviceOp, ...]) -> float:
     return sum((op.flops + op.bytes + op.sent) * op.times for op in ops)
-
-
-def total(ops: tuple[DeviceOp, ...]) -> Costs:
-    """Flops and bytes of one step."""
-    return Costs(sum(o.flops * o.times for o in ops), sum(o.bytes * o.times for o in ops), "")

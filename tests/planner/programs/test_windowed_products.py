@@ -8,9 +8,9 @@ import pytest
 
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.device_ops import device_ops, total
+from isoshard.planner.programs.device_ops import device_ops
 from isoshard.planner.programs.windowed_products import rewrite_windowed, windowed_products
-from tests.planner.programs.test_recorded_programs import read
+from tests.planner.programs.test_recorded_programs import read, total
 
 LINE = 'metadata={op_name="line:a.py:1 (f)/dot"}'
 GATHERED = """
