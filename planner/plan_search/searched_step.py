@@ -54,9 +54,8 @@ class SearchedStep:
         modules = {}
         for name in dict.fromkeys(_marked(self.written.program)):
             representative = name if name in looped_modules else same.get(_NUMBER.sub("*", name))
-            if (
-                name and representative is not None
-            ):  # the whole model's output is that of its last module
+            # The name "" is the model, whose output is that of its last module.
+            if name and representative is not None:
                 modules[name] = representative
         return modules
 

@@ -125,7 +125,7 @@ def _last_dumped(folder: Path, pattern: str) -> str:
 
 
 def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
-    """The devices of the machine asked for, by slice, then by place."""
+    """The devices of the requested machine, by slice and coordinates."""
     if request["machine"] == "host":
         jax.config.update("jax_num_cpu_devices", count)
         return jax.devices()
