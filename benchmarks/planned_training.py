@@ -23,7 +23,7 @@ from benchmarks.models.model_pair import ModelPair, adopt, chain, llama
 from isoshard import Plan
 from isoshard.core.runtime.hlo_collectives import collectives as collectives_of
 from isoshard.jax_bridge import train_step
-from isoshard.planner.programs.device_ops import axes_along
+from isoshard.planner.programs.device_ops import collective_axes
 from tools.harness import timing
 
 DEVICES, RATE, STEPS, TURN = 8, 1e-4, 5, 3
@@ -125,7 +125,7 @@ class Training:
         results = collections.Counter[tuple[Any, ...]]()
         for collective in collectives_of(self.program()):
             kind = collective.kind.replace("_", "-")
-            if axes := axes_along(kind, collective.bytes, collective.groups, mesh):
+            if axes := collective_axes(kind, collective.bytes, collective.groups, mesh):
                 results[kind, axes, collective.bytes] += collective.times
         return results
 

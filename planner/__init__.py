@@ -1,4 +1,4 @@
-"""Planning ahead of time, on machines that are not here: `iso.planner`.
+"""Planning for hardware that is not attached: `iso.planner`.
 
 >>> import isoshard as iso
 >>> machine = iso.planner.topology("v5e:16x16")
@@ -6,8 +6,8 @@
 >>> machine.size, dict(mesh.shape)
 (256, {'data': 16, 'model': 16})
 
-`estimate(step, args, mesh, plan)` gives a `Report`, `search` finds a plan, `compare` puts reports
-side by side. Each name is loaded when it is first used.
+`estimate(step, args, mesh, plan)` returns a `Report`, `search` finds a plan, `compare` shows
+reports side by side. Each name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a name stands for."""
+    """Import a public name at its first use."""
     if name not in _LAZY:
         raise AttributeError(f"module 'isoshard.planner' has no attribute {name!r}")
     result = getattr(importlib.import_module(f"isoshard.planner.{_LAZY[name]}"), name)

@@ -1,4 +1,4 @@
-"""`iso.planner.estimate`: a step, a machine and a plan in; a report out.
+"""`iso.planner.estimate`: the report of a step on a machine under a plan.
 
 >>> import jax
 >>> from isoshard.core.plan import Plan
@@ -11,7 +11,7 @@
 >>> report = estimate(step, (params, x), mesh, plan)
 >>> report.fits, report.memory.parameters
 (True, 1048576)
->>> [(one.kind, one.axes, one.bytes, one.count) for one in report.collectives]
+>>> [(use.kind, use.axes, use.bytes, use.count) for use in report.collectives]
 [('all-reduce', ('model',), 131072, 1)]
 """
 
@@ -28,11 +28,10 @@ from jax.sharding import Mesh
 from isoshard.core.kit import ShardingError, TracedStep, as_mesh, human_bytes
 
 from .costs.collective_times import seconds
-from .costs.device_program import DeviceProgram
+from .costs.device_program import DeviceProgram, collectives_of
 from .costs.roofline import time_of
 from .machine.topologies import Topology, device_memory, topology, topology_of
 from .programs.compiling import by_compiler, by_partitioner
-from .programs.slice_crossings import counted
 from .propagation.boundary_shardings import for_compilers
 from .propagation.trace_depth import by_tracing
 from .reports.advice import advise, input_uses
@@ -46,9 +45,9 @@ LOOPED = (
     "equal layers are planned as a loop, as xs.compile(step, repeat='auto') runs them; "
     "repeats=False plans the step as it is written"
 )
-"""Of an estimate of a step with loops in the place of equal layers."""
+"""Note of an estimate with equal layers as a loop."""
 MORE = 1.05
-"""Layers written out that keep so many times as much are told."""
+"""The factor of memory above which the report has a note about layers written out."""
 
 
 def estimate(
@@ -66,35 +65,35 @@ def estimate(
     cache: bool = True,
     repeats: bool | None = None,
 ) -> Report:
-    """Estimate what a step needs on a machine that is not here.
+    """Estimate memory, traffic and time of a step on hardware that is not attached.
 
     Args:
         step: a training or inference step: a function of torch (also one made by `xs.compile`; its
             module may be on "meta"), of Flax or of JAX, or an annotated ONNX model.
         args: its arguments: arrays or tensors, on "meta" too, or `jax.ShapeDtypeStruct`s.
         mesh: where it would run: `topology("v5e:16x16").mesh((16, 16), ("data", "model"))`, or a
-            mesh of devices that are here.
-        plan: a `Plan`, or one spec for every parameter. None: arrays keep the layouts that they
-            have, and all else is replicated.
+            mesh of attached devices.
+        plan: a `Plan`, or one spec for every parameter. None: arrays keep their shardings, and all
+            else is replicated.
         kwargs: its keyword arguments.
-        depth: "trace" reads the traced program; "partition" asks XLA's partitioner on the host;
+        depth: "trace" reads the traced program; "partition" runs XLA's partitioner on the host;
             "compile" the compiler of the target, which must be installed.
         batch: of a JAX function, the names of the arguments that are inputs; by default those that
-            it does not give back.
-        memory: bytes that one device may use; that of the chip unless given.
+            it does not return.
+        memory: bytes that one device may use; by default those of the chip.
         timeout: seconds after which a compilation is ended; None waits.
-        progress: whether to show how long it takes; by default if a terminal looks on.
-        cache: whether a compilation may be taken from the disk, and is kept there.
+        progress: whether to show how long it takes; by default on a terminal.
+        cache: whether compilations are cached on disk.
         repeats: whether equal layers are planned as a loop over them, which compiles once; False
-            plans the step as it is written. By default loops are what is compiled, and depth
-            "trace" reads the step as it is written. If that keeps more, the report says how much.
+            plans the step as it is written. By default loops are compiled, and depth "trace" reads
+            the step as it is written. If that needs more memory, the report has a note.
 
     Returns:
         The report.
 
     Raises:
         PlanError: the plan does not fit the step.
-        ShardingError: `mesh` is no mesh.
+        ShardingError: `mesh` is not a mesh.
         ValueError: `depth` is none of the three, `memory` or `timeout` is not above 0, or `repeats`
             is not True, False or None.
         PlanningError: the target's compiler is missing, failed, or took too long.
@@ -109,28 +108,28 @@ def estimate(
         (True, {'data': 4, 'model': 4})
     """
     if depth not in DEPTHS:
-        raise ValueError(f"depth is {', '.join(map(repr, DEPTHS))}, not {depth!r}")
+        raise ValueError(f"depth= must be {', '.join(map(repr, DEPTHS))}, not {depth!r}")
     if repeats not in (True, False, None):
-        raise ValueError(f"repeats= is True, False or None, not {repeats!r}")
+        raise ValueError(f"repeats= must be True, False or None, not {repeats!r}")
     started = time.perf_counter()
     mesh = planned_mesh(mesh)
     device_memory(mesh, memory)
     if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout= is seconds, more than 0, not {timeout!r}; None waits")
+        raise ValueError(f"timeout= must be seconds above 0, not {timeout!r}; None waits")
     traced = traced_step(step, args, kwargs or {}, mesh, plan, batch=batch)
-    how = {"timeout": timeout, "progress": progress, "cache": cache}
-    program = device_program(traced, depth, repeats=repeats, **how)
+    options = {"timeout": timeout, "progress": progress, "cache": cache}
+    program = device_program(traced, depth, repeats=repeats, **options)
     return report_of(traced, program, depth, plan, memory, time.perf_counter() - started)
 
 
 def device_program(
     traced: TracedStep, depth: Depth, *, repeats: bool | None = None, **how: Any
 ) -> DeviceProgram:
-    """What one device does in a traced step.
+    """The program of one device of a traced step.
 
     Args:
         traced: the step.
-        depth: how to find out.
+        depth: how it is estimated.
         repeats: whether equal layers are planned as a loop; by default where they are compiled.
         **how: `timeout`, `progress` and `cache` of a compilation.
     """
@@ -145,17 +144,17 @@ def device_program(
         return result
     traced_program = result if depth == "trace" else by_tracing(rolled_step(traced))
     written = by_tracing(traced)
-    more = _kept_as_written(written.memory.peak, traced_program.memory.peak)
+    more = _written_note(written.memory.peak, traced_program.memory.peak)
     notes = (*result.notes, LOOPED, *more)
     return dataclasses.replace(result, notes=notes, findings=written.findings)
 
 
-def _kept_as_written(written: int, looped: int) -> tuple[str, ...]:
-    """What layers keep more as they are written than as a loop, by the traced program."""
+def _written_note(written: int, looped: int) -> tuple[str, ...]:
+    """A note if layers need more memory as they are written than as a loop."""
     if written <= MORE * looped:
         return ()
     return (
-        f"written out, layers keep more: {human_bytes(written)} a device, as a loop "
+        f"written out, layers need more memory: {human_bytes(written)} a device, as a loop "
         f"{human_bytes(looped)}, by the traced program",
     )
 
@@ -168,14 +167,14 @@ def report_of(
     memory: int | None,
     taken: float,
 ) -> Report:
-    """Put a report together.
+    """The report of an estimate.
 
     Args:
         traced: the step.
-        program: what one device does in it.
-        depth: how that was found.
-        plan: as it was given.
-        memory: bytes that one device may use; that of the chip unless given.
+        program: of one device.
+        depth: how it was estimated.
+        plan: the caller's.
+        memory: bytes that one device may use; by default those of the chip.
         taken: seconds that it took.
     """
     mesh = traced.mesh
@@ -209,10 +208,10 @@ def collective_uses(program: DeviceProgram, mesh: Mesh) -> tuple[CollectiveUse, 
     return tuple(
         sorted(
             (
-                dataclasses.replace(one, seconds=one.count * _seconds_of(one, mesh))
-                for one in counted(program.ops, mesh)
+                dataclasses.replace(use, seconds=use.count * _seconds_of(use, mesh))
+                for use in collectives_of(program.ops, mesh)
             ),
-            key=lambda one: (-one.seconds, one.kind, one.line, one.bytes),
+            key=lambda use: (-use.seconds, use.kind, use.line, use.bytes),
         )
     )
 
@@ -225,7 +224,7 @@ def planned_mesh(mesh: Any) -> Mesh:
     """The mesh that a step is planned for.
 
     Raises:
-        ShardingError: it is a topology, or the text of one, which says no axes.
+        ShardingError: it is a topology, or the text of one, which has no axes.
     """
     if isinstance(mesh, str):
         mesh = topology(mesh)

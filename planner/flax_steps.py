@@ -1,6 +1,6 @@
-"""Steps of Flax models as planning takes them.
+"""Steps of Flax models as traced steps.
 
-A step is a function of NNX objects, jitted or not, that changes them as `nnx.jit` lets it. The
+A step is a function of NNX objects, jitted or not, that may update them as under `nnx.jit`. The
 models need no memory: `nnx.eval_shape(lambda: Model(rngs))`.
 
 >>> import optax
@@ -16,8 +16,8 @@ models need no memory: `nnx.eval_shape(lambda: Model(rngs))`.
 >>> mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
 >>> x = jax.ShapeDtypeStruct((64, 512), "float32")
 >>> plan = Plan({"kernel": (None, "model"), "bias": None}, inputs=("data",))
->>> for one in traced_flax_step(step, (model, optimizer, x), {}, mesh, plan).inputs:
-...     print(one.name, one.role, one.shape, one.sharding.spec)
+>>> for leaf in traced_flax_step(step, (model, optimizer, x), {}, mesh, plan).inputs:
+...     print(leaf.name, leaf.role, leaf.shape, leaf.sharding.spec)
 bias parameter (2048,) P()
 kernel parameter (512, 2048) P(None, 'model')
 opt_state.0.count number () P()
@@ -72,7 +72,7 @@ def traced_flax_step(
         step: a function of NNX objects and pytrees.
         args: its arguments; arrays may be `jax.ShapeDtypeStruct`s.
         kwargs: its keyword arguments.
-        mesh: over devices that are here or described.
+        mesh: over attached or described devices.
         plan: the `Plan`, or one spec for every parameter.
 
     Raises:
@@ -126,8 +126,10 @@ def traced_flax_step(
 
 @contextlib.contextmanager
 def marked_modules(models: Sequence[Any], *, gradients: bool) -> Iterator[None]:
-    """For the time of the `with`, the program says which value is the output of which module."""
-    modules = [(one, _marking(type(one), name, gradients)) for name, one in _modules_of(models)]
+    """Context in which traces mark the outputs of modules with the modules' names."""
+    modules = [
+        (module, _marking(type(module), name, gradients)) for name, module in _modules_of(models)
+    ]
     with of_classes(modules), marked_gradients():
         yield
 
@@ -143,7 +145,7 @@ def _modules_of(models: Sequence[Any]) -> list[tuple[str, Any]]:
 
 @functools.lru_cache(maxsize=4096)
 def _marking(kind: type, name: str, gradients: bool) -> type:
-    """A class that calls as `kind` does, and marks what comes out."""
+    """A subclass of `kind` whose calls mark their outputs."""
     mark = with_marks if gradients else with_output_mark
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,10 +165,10 @@ def traced_train_step(
     """Trace the step of a `TrainStep` for a mesh and a plan, without data.
 
     Args:
-        function: of a state and a tuple of the batch; gives the next state, the loss and more.
+        function: of a state and a tuple of the batch; returns the next state, the loss and more.
         state: arrays may be shapes.
         batch: likewise.
-        mesh: over devices that are here or described.
+        mesh: over attached or described devices.
         plan: the `Plan`, or one spec for every parameter.
 
     Raises:
@@ -174,10 +176,8 @@ def traced_train_step(
     """
 
     def training_step(step: Any, params: Any, rest: Any, opt_state: Any, *batch: Any) -> Any:
-        replace = dataclasses.replace(
-            state, step=step, params=params, rest=rest, opt_state=opt_state
-        )
-        new, loss, aux = function(replace, batch)
+        full = dataclasses.replace(state, step=step, params=params, rest=rest, opt_state=opt_state)
+        new, loss, aux = function(full, batch)
         return new.step, new.params, new.rest, new.opt_state, loss, aux
 
     names = {
@@ -188,9 +188,9 @@ def traced_train_step(
     roles: dict[str, Role] = {
         path_name(path): "buffer" for path, _ in jax.tree.leaves_with_path(state.rest)
     }
-    parts = (state.step, state.params, state.rest, state.opt_state)
+    arrays = (state.step, state.params, state.rest, state.opt_state)
     result = traced_jax_step(
-        training_step, (*parts, *batch), {}, mesh, plan, axis_names=names, roles=roles,
+        training_step, (*arrays, *batch), {}, mesh, plan, axis_names=names, roles=roles,
         framework="flax",
     )  # fmt: skip
     nnx = [join_parts(state.parts, state.params, state.rest)] if state.parts.is_nnx else []
@@ -198,7 +198,7 @@ def traced_train_step(
 
 
 def _roles(path: tuple[Any, ...], box: Any) -> list[tuple[str, Role]]:
-    """What the arrays of a variable are for, where its class says it."""
+    """The roles of a variable's arrays, where its class decides them."""
     if isinstance(box, sys.modules["flax.nnx"].Param | sys.modules["flax.nnx"].OptState):
         return []
     role: Role = "random" if is_random_state(box) else "buffer"

@@ -1,14 +1,14 @@
-"""Outputs of modules by name in a traced program, and their gradients, for planning.
+"""Marks of module outputs and of their gradients in a traced program, for planning.
 
-Both are marked by names, which compute nothing. A value that is the output of several modules, one
-in the other, has one gradient, so that gets one mark, in which all their names stand.
+Both are marked by the primitive `name`, which computes nothing. The output of several nested
+modules has one gradient, with one mark that has all their names.
 
 >>> with marked_gradients():
 ...     def loss(x):
 ...         inner = with_marks(x * 2.0, "layers.0.down")
 ...         return with_marks(inner, "layers.0").sum()
 ...     program = jax.make_jaxpr(jax.grad(loss))(jax.numpy.ones(3))
->>> [one.params["name"] for one in program.eqns if one.primitive.name == "name"]
+>>> [eqn.params["name"] for eqn in program.eqns if eqn.primitive.name == "name"]
 ['module:layers.0.down', 'module:layers.0', 'gradient:layers.0.down,layers.0']
 """
 
@@ -29,13 +29,13 @@ from isoshard.core.kit import GRADIENT, MODULE, Zero, new_primitive
 
 @dataclasses.dataclass(eq=False)
 class _Owners:
-    """The modules that give a value, the innermost first; known in full when the trace ends."""
+    """The modules whose output a value is, the innermost first; complete when the trace ends."""
 
     names: list[str]
 
 
 _outputs: contextvars.ContextVar[dict[int, tuple[Any, _Owners]]] = contextvars.ContextVar("outputs")
-"""Of a trace, each marked value by id, and whose output it is."""
+"""The marked values of a trace by id, with the modules whose output they are."""
 
 
 @contextlib.contextmanager
@@ -52,14 +52,14 @@ def with_output_mark(x: Any, name: str) -> Any:
     """A value, marked as the output of a module.
 
     Args:
-        x: of any kind; what is no array stays as it is.
+        x: of any type; only arrays are marked.
         name: of the module.
     """
     return checkpoint_name(x, MODULE + name) if isinstance(x, jax.Array) else x
 
 
 def with_marks(x: Any, name: str) -> Any:
-    """The same, and its gradient is marked, too, where one is taken."""
+    """As `with_output_mark`, with a mark of the gradient, where one is taken."""
     if not isinstance(x, jax.Array) or not jnp.issubdtype(x.dtype, jnp.inexact):
         return with_output_mark(x, name)
     outputs = _outputs.get()
@@ -88,5 +88,5 @@ def _transposed(cotangent: Any, x: Any, *, name: str, owners: _Owners) -> list[A
 _marked_p = new_primitive(
     "name", lambda x, **_: x, lambda x, **_: x, transpose=_transposed, jvp=_derivative
 )
-"""JAX's `name` with a gradient that is marked. It stays in a program that takes no gradient, so it
-is called as the other is."""
+"""JAX's `name` with a marked gradient. It remains in a program without a gradient, so it has the
+name of JAX's primitive."""

@@ -63,6 +63,7 @@ def passed(function: Callable[[], Any]) -> Passed:
 
 def measured() -> dict[str, Passed]:
     """The calls that the page on architecture tells of."""
+    import jax
     import torch
 
     import isoshard as iso
@@ -96,6 +97,18 @@ def measured() -> dict[str, Passed]:
         iso.save(f"{folder}/a", {"model": sharded()})
         saved = sharded()
         results["iso.save(module)"] = passed(lambda: iso.save(f"{folder}/b", {"model": saved}))
+    machine = iso.planner.topology("v5e:2x4").mesh((2, 4), ("x", "y"))
+    rules = iso.Plan({"up": (None, "y"), "down": ("y", None)}, inputs=("x",))
+    arrays = [jax.ShapeDtypeStruct((8, 8), "float32")] * 3
+
+    def products(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        return x @ up @ down
+
+    def estimate() -> None:
+        iso.planner.estimate(products, arrays, machine, rules, batch=("x",))
+
+    estimate()
+    results["iso.planner.estimate(f)"] = passed(estimate)
     return results
 
 

@@ -1,4 +1,4 @@
-"""`isoshard plan`: what a step needs on a machine that is not here, and which plan to take.
+"""`isoshard plan`: the cost of a step on hardware that is not attached, and the plan to use.
 
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp,tensor
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp --plan fsdp,tensor   # side by side
@@ -6,7 +6,7 @@
     isoshard plan --hf config.json --mesh v5p:8x8x8 --plan fsdp,tensor --depth partition
     isoshard plan --list                                # chips, and what can be planned here
 
-No device of the machine is needed, and no weights are made.
+No device of the machine is needed, and no weights are initialized.
 """
 
 from __future__ import annotations
@@ -31,27 +31,35 @@ from isoshard.planner.machine.topologies import Topology
 from isoshard.planner.reports.report import Report
 
 from .plan_models import show_machines
+from .plan_strategies import (
+    STRATEGIES,
+    PlanCommandError,
+    axes_of,
+    bytes_of,
+    is_strategies,
+    plan_of,
+    spelled,
+)
 from .plan_targets import Target, failure_in, plan_named, target_of
-from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
 
 _NAME = "isoshard plan"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Plan what `argv` names.
+    """Run `isoshard plan`.
 
     Returns:
         0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
         130 at Ctrl-C.
     """
-    parse_args = _parser().parse_args(list(argv))
-    console = Output(width=parse_args.width)
+    arguments = _parser().parse_args(list(argv))
+    console = Output(width=arguments.width)
     path = sys.path[:]  # a script's folder is on it while the script is of use
     try:
-        if parse_args.list:
+        if arguments.list:
             show_machines(console)
             return 0
-        return _run(parse_args, console)
+        return _run(arguments, console)
     except KeyboardInterrupt:
         print(f"{_NAME}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -73,20 +81,20 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise PlanCommandError(f"{path} cannot be written: its folder does not exist")
     target = _target(arguments, machine)
-    if twice := [text for text in arguments.plan if arguments.plan.count(text) > 1]:
-        raise PlanCommandError(f"--plan {twice[0]} is repeated")
+    if repeated := [text for text in arguments.plan if arguments.plan.count(text) > 1]:
+        raise PlanCommandError(f"--plan {repeated[0]} is repeated")
     cases = [_case(arguments, target, machine, text) for text in arguments.plan or [None]]
     memory = None if arguments.memory is None else bytes_of(arguments.memory)
     limits = {} if arguments.timeout is None else {"timeout": arguments.timeout}
-    reports, found = {}, []
+    reports, searches = {}, []
     for case in cases:
-        _told(f"planning {target.name} on {machine.name}: {case.name}")
+        _log(f"planning {target.name} on {machine.name}: {case.name}")
         mesh, plan = case.mesh, case.plan
         try:
             if case.name == "auto":
                 depth = "trace" if arguments.depth == "trace" else "partition"
                 result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
-                found.append(str(result))
+                searches.append(str(result))
                 mesh, plan = result.mesh, result.plan
             report = planner.estimate(
                 target.step, target.args, mesh, plan,
@@ -96,14 +104,15 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
             which = f"--plan {case.name}: " if case.name in arguments.plan else ""
             raise PlanCommandError(f"{which}{error}") from error
         except Exception as error:
-            own = failure_in(error, target.file)
-            if type(error).__module__.startswith("isoshard.") or not own:
+            failure = failure_in(error, target.file)
+            if type(error).__module__.startswith("isoshard.") or not failure:
                 raise
-            raise PlanCommandError(f"{target.name} fails when it is traced, at {own}") from error
-        reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
-    _written(arguments, reports)
-    status = _shown(reports, console)
-    for text in found:
+            message = f"{target.name} fails when it is traced, at {failure}"
+            raise PlanCommandError(message) from error
+        reports[case.name] = dataclasses.replace(report, plan=case.spelled or report.plan)
+    _write(arguments, reports)
+    status = _show(reports, console)
+    for text in searches:
         console.print(Text(f"\n{text}"))
     return status
 
@@ -113,16 +122,16 @@ class _Case:
     """One plan to estimate.
 
     Attributes:
-        name: as it was given.
-        mesh: for it; of "auto" perhaps the machine.
-        plan: it; None replicates, and of "auto" stands for one to be found.
-        words: that say it shorter than it prints.
+        name: the argument of `--plan`.
+        mesh: its mesh; of "auto" it may be the machine.
+        plan: the plan; None replicates, and with "auto" it is searched for.
+        spelled: the strategies with their axes, which are shorter than the plan's text.
     """
 
     name: str
     mesh: Mesh | Topology
     plan: Plan | None
-    words: str = ""
+    spelled: str = ""
 
 
 def _case(
@@ -130,18 +139,19 @@ def _case(
 ) -> _Case:
     if text == "auto" and arguments.axes is None:
         return _Case(text, machine, None)
-    words = text if text is not None and is_words(text) else None
-    axes = axes_of(arguments.axes, machine, words)
+    strategies = text if text is not None and is_strategies(text) else None
+    axes = axes_of(arguments.axes, machine, strategies)
     mesh = machine.mesh(tuple(axes.values()), tuple(axes))
     if text is None or text == "auto":
         return _Case(text or "replicated", mesh, None)
-    if words is not None:
-        return _Case(text, mesh, plan_of(words, axes, target.weights), spelled(words, axes))
+    if strategies is not None:
+        plan = plan_of(strategies, axes, target.weights)
+        return _Case(text, mesh, plan, spelled(strategies, axes))
     return _Case(text, mesh, plan_named(text, mesh))
 
 
-def _told(text: str) -> None:
-    """Say what is being done, to somebody who looks on."""
+def _log(text: str) -> None:
+    """Print the progress to a terminal."""
     if sys.stderr.isatty():
         print(f"{text} ..", file=sys.stderr)
 
@@ -149,8 +159,8 @@ def _told(text: str) -> None:
 def _machine(text: str | None) -> Topology:
     if text is None:
         raise PlanCommandError(
-            "on which machine? give --mesh, such as --mesh v5e:16x16; isoshard plan --list shows "
-            "chips"
+            "--mesh is missing: give a machine, such as --mesh v5e:16x16; isoshard plan --list "
+            "shows the chips"
         )
     return planner.topology(text)
 
@@ -174,18 +184,18 @@ def _target(arguments: argparse.Namespace, machine: Topology) -> Target:
         )
     if arguments.target is None:
         raise PlanCommandError(
-            "what is to be planned? give script.py:step, or --hf config.json for a model of "
+            "the step is missing: give script.py:step, or --hf config.json for a model of "
             "transformers"
         )
     for_models = ("batch", "sequence", "dtype", "pad_vocab")
     if wrong := [
         f"--{name.replace('_', '-')}" for name in for_models if getattr(arguments, name) is not None
     ]:
-        raise PlanCommandError(f"{wrong[0]} is for --hf; a script's arguments say it themselves")
+        raise PlanCommandError(f"{wrong[0]} needs --hf; a script's arguments have it already")
     return target_of(arguments.target, arguments.args)
 
 
-def _written(arguments: argparse.Namespace, reports: dict[str, Report]) -> None:
+def _write(arguments: argparse.Namespace, reports: dict[str, Report]) -> None:
     alone = next(iter(reports.values())) if len(reports) == 1 else None
     shown = alone if alone is not None else planner.compare(reports)
     try:
@@ -197,7 +207,7 @@ def _written(arguments: argparse.Namespace, reports: dict[str, Report]) -> None:
         raise PlanCommandError(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
-def _shown(reports: dict[str, Report], console: Console) -> int:
+def _show(reports: dict[str, Report], console: Console) -> int:
     if len(reports) == 1:
         next(iter(reports.values())).show(console=console)
     else:
@@ -214,7 +224,7 @@ def _shown(reports: dict[str, Report], console: Console) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_NAME,
-        description="What a step needs on a machine that is not here: memory, traffic, time.",
+        description="Memory, traffic and time of a step on hardware that is not attached.",
         epilog="Exit status: 0 if it fits under one of the plans, 1 if not, 2 for what cannot be "
         "planned.",
     )
@@ -225,15 +235,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--axes", metavar="A=N,B=M", help="axes of the mesh, such as data=16,model=16")
     add(
         "--plan", action="append", default=[], metavar="PLAN",
-        help=f"{', '.join(WORDS)}, with commas between; auto; script.py:my_plan. Several: side by "
-        "side",
+        help=f"{', '.join(STRATEGIES)}, with commas between; auto; script.py:my_plan. Several: "
+        "side by side",
     )  # fmt: skip
     add(
         "--depth", choices=("trace", "partition", "compile"), default="trace",
         help="from the traced step alone (the default), XLA's partitioner, the target's compiler",
     )  # fmt: skip
     add("--memory", metavar="SIZE", help="of one device, such as 16GB, instead of the chip's")
-    add("--args", metavar="script.py:make", help="example arguments, or what makes them")
+    add("--args", metavar="script.py:make", help="example arguments, or a function returning them")
     add("--batch", type=_positive, metavar="N", help="with --hf: samples of a step (one a device)")
     add("--sequence", type=_positive, metavar="N", help="with --hf: tokens of a sample")
     add("--dtype", help="with --hf: of the parameters, such as bfloat16 (as configured)")
@@ -251,12 +261,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = 0.0
-    if not found > 0:
+        seconds = 0.0
+    if not seconds > 0:
         raise argparse.ArgumentTypeError(f"needs seconds, more than 0, not {text!r}")
-    return found
+    return seconds
 
 
 def _positive(text: str) -> int:

@@ -25,8 +25,8 @@ from isoshard.core.kit import human_bytes
 from isoshard.planner.machine.chips import Chip, chips
 from isoshard.planner.programs.targets import planned
 
+from .plan_strategies import PlanCommandError
 from .plan_targets import Target
-from .plan_words import PlanCommandError
 
 SEQUENCE = 2048
 """Tokens of a sample, unless the configuration has fewer positions."""
@@ -41,13 +41,13 @@ def model_target(
         path: of a `config.json`, or of its folder.
         batch: samples of a step, all devices together.
         sequence: tokens of a sample; None: `SEQUENCE`, or as many as there are positions.
-        dtype: of the parameters, as torch calls it; None: what the configuration says, else
+        dtype: of the parameters, as torch calls it; None: that of the configuration, else
             float32.
         pad_vocab: the vocabulary is rounded up to a multiple of it.
 
     Raises:
-        PlanCommandError: there is no such file, it is no configuration of transformers, or the
-            model cannot be made of it.
+        PlanCommandError: there is no such file, it is not a configuration of transformers, or the
+            model cannot be created from it.
     """
     config = _config(path)
     kind = _class_of(config, path)
@@ -60,7 +60,7 @@ def model_target(
             model = kind(config)
     except Exception as error:
         raise PlanCommandError(
-            f"{kind.__name__} cannot be made of {path}: {type(error).__name__}: {error}"
+            f"{kind.__name__} cannot be created from {path}: {type(error).__name__}: {error}"
         ) from error
     model = model.to(_dtype(dtype, config)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -86,10 +86,10 @@ def _config(path: str) -> Any:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise PlanCommandError(f"--hf: {file} is no JSON: {error}") from None
+        raise PlanCommandError(f"--hf: {file} is not JSON: {error}") from None
     if not isinstance(content, dict) or "model_type" not in content:
         raise PlanCommandError(
-            f"--hf: {file} is no configuration of transformers: it has no 'model_type'"
+            f"--hf: {file} is not a configuration of transformers: it has no 'model_type'"
         )
     mapping = transformers.CONFIG_MAPPING
     if content["model_type"] not in mapping:
@@ -151,8 +151,8 @@ def _batch(model: Any, config: Any, batch: int, sequence: int | None) -> dict[st
                 arrays["decoder_input_ids"] = torch.empty(batch, tokens, dtype=torch.int64)
         else:
             raise PlanCommandError(
-                f"--hf: {name} takes {model.main_input_name!r}, and only models of 'input_ids' or "
-                "'pixel_values' are fed by themselves; write a script with a step, and plan "
+                f"--hf: {name} takes {model.main_input_name!r}, and --hf supports models of "
+                "'input_ids' or 'pixel_values'; write a script with a step, and plan "
                 "script.py:step"
             )
         if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")):
@@ -180,7 +180,7 @@ def _tokens(config: Any, sequence: int | None) -> int:
 
 
 def _loss(result: Any) -> torch.Tensor:
-    """The model's own loss, or the mean of the squares of what it gives."""
+    """The model's own loss, or the mean square of its output."""
     loss = getattr(result, "loss", None)
     return result[0].float().square().mean() if loss is None else loss
 

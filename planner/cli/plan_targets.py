@@ -1,7 +1,7 @@
-"""What `isoshard plan script.py:step` names: a step, its example arguments, a plan.
+"""The names of `isoshard plan script.py:step`: a step, its example arguments, a plan.
 
-The script is imported, not run: its `__name__` is its file's name, so that what stands below
-`if __name__ == "__main__":` stays out.
+The script is imported, not run: its `__name__` is its file's name, so that code under
+`if __name__ == "__main__":` does not run.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 
 from isoshard.core.kit import Order, Plan
 
-from .plan_words import PlanCommandError
+from .plan_strategies import PlanCommandError
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is planned.
+    """A step to plan.
 
     Attributes:
         name: for titles.
         step: a function or a compiled step.
         args: example arguments.
         weights: the order of the axes of its weights, as of `Plan.tensor_parallel`.
-        file: of the script; "" if there is none.
+        file: of the script; "" without one.
     """
 
     name: str
@@ -47,8 +47,8 @@ def target_of(text: str, args: str | None) -> Target:
 
     Args:
         text: "script.py:step" or "package.module:step".
-        args: likewise a function that makes them, or the arguments; None: `step.example_args`, or
-            `example_args` beside the step.
+        args: likewise a function that returns them, or the arguments; None: `step.example_args`,
+            or `example_args` in the step's module.
 
     Raises:
         PlanCommandError: there is no such file or name, importing it fails, or there are no
@@ -56,7 +56,7 @@ def target_of(text: str, args: str | None) -> Target:
     """
     step = named(text, "the step")
     if not callable(step):
-        raise PlanCommandError(f"{text} is of type {type(step).__name__}, and no step")
+        raise PlanCommandError(f"{text} is of type {type(step).__name__}, and not a step")
     if args is not None:
         arguments = named(args, "the arguments")
     else:
@@ -69,16 +69,16 @@ def target_of(text: str, args: str | None) -> Target:
             raise PlanCommandError(
                 f"{text} takes {', '.join(needed)}, and there are no example arguments: give "
                 f"--args {text.rpartition(':')[0]}:make_args, a function that returns them, or set "
-                "example_args beside the step. Shapes do: jax.ShapeDtypeStruct, or tensors on "
-                "torch's device 'meta'"
+                "example_args in its module. Shapes are enough: jax.ShapeDtypeStruct, or tensors "
+                "on torch's device 'meta'"
             )
         arguments = ()
     if callable(arguments):
         arguments = _called(arguments, args or "example_args")
     arguments = arguments if isinstance(arguments, tuple) else (arguments,)
-    index, _, name = text.rpartition(":")
+    module_name, _, name = text.rpartition(":")
     _bound(text, step, arguments, args or "example_args")
-    return Target(name, step, arguments, file=getattr(_module(index), "__file__", None) or "")
+    return Target(name, step, arguments, file=getattr(_module(module_name), "__file__", None) or "")
 
 
 def _bound(text: str, step: Any, arguments: tuple[Any, ...], source: str) -> None:
@@ -86,20 +86,21 @@ def _bound(text: str, step: Any, arguments: tuple[Any, ...], source: str) -> Non
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
-        return  # it does not say what it takes
+        return  # it has no signature
     try:
         signature.bind(*arguments)
     except TypeError as error:
         kinds = ", ".join(type(argument).__name__ for argument in arguments)
         raise PlanCommandError(
-            f"{text} takes ({', '.join(signature.parameters)}), and {source} gives ({kinds}): "
+            f"{text} takes ({', '.join(signature.parameters)}), and {source} returns ({kinds}): "
             f"{error}. Several arguments are a tuple"
         ) from None
 
 
 def failure_in(error: BaseException, file: str) -> str:
-    """What an exception says that code of a file raised, or called; "" if it did not."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+    """An exception with the line of a file that raised it; "" if none of its lines did."""
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if frame.filename == file]
     if not file or not frames:
         return ""
     last = frames[-1]
@@ -116,33 +117,33 @@ def plan_named(text: str, mesh: Any) -> Plan:
     if not isinstance(result, Plan) and callable(result):
         result = _called(result, text, *([mesh] if _needed(result) else []))
     if not isinstance(result, Plan):
-        raise PlanCommandError(f"{text} is of type {type(result).__name__}, and no Plan")
+        raise PlanCommandError(f"{text} is of type {type(result).__name__}, and not a Plan")
     return result
 
 
-def named(text: str, what: str) -> Any:
-    """Import what a text names.
+def named(text: str, purpose: str) -> Any:
+    """Import an object by name.
 
     Raises:
-        PlanCommandError: it is not there, or importing it fails.
+        PlanCommandError: there is no such object, or the import fails.
     """
-    index, colon, name = text.rpartition(":")
-    if not colon or not index or not name:
-        raise PlanCommandError(f"{text!r} does not name {what}: write script.py:name")
-    module = _module(index)
-    for chunk in name.split("."):
-        if not hasattr(module, chunk):
-            names = [var for var in vars(module) if not var.startswith("_")]
-            own = [one for one in names if callable(getattr(module, one))] or names
+    module_name, colon, name = text.rpartition(":")
+    if not colon or not module_name or not name:
+        raise PlanCommandError(f"{text!r} does not name {purpose}: write script.py:name")
+    module = _module(module_name)
+    for attribute in name.split("."):
+        if not hasattr(module, attribute):
+            names = [name for name in vars(module) if not name.startswith("_")]
+            functions = [name for name in names if callable(getattr(module, name))] or names
             raise PlanCommandError(
-                f"{index} has no {name!r}; it has {', '.join(own[:12]) or 'nothing'}"
+                f"{module_name} has no {name!r}; it has {', '.join(functions[:12]) or 'nothing'}"
             )
-        module = getattr(module, chunk)
+        module = getattr(module, attribute)
     return module
 
 
-def _module(index: str) -> ModuleType:
-    return _of_file(Path(index).resolve(), index) if index.endswith(".py") else _of_name(index)
+def _module(name: str) -> ModuleType:
+    return _of_file(Path(name).resolve(), name) if name.endswith(".py") else _of_name(name)
 
 
 @functools.cache
@@ -189,19 +190,22 @@ def _called(function: Callable[..., Any], name: str, *args: Any) -> Any:
 def _where(error: BaseException) -> str:
     """An error with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename] or frames
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
+    user_frames = [frame for frame in frames if "importlib" not in frame.filename] or frames
+    if not user_frames:
+        return f"{type(error).__name__}: {error}"
+    last = user_frames[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
 
 
 def _needed(function: Any) -> list[str]:
-    """The arguments that a call has to give."""
+    """The names of a function's positional parameters without defaults."""
     try:
-        needed: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return []
     return [
         name
-        for name, one in needed.items()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]

@@ -1,21 +1,22 @@
 """Seconds of one collective, by the algorithm that the links of its axes allow.
 
-Every device of a group receives what it lacks; the time is those bytes over what its links carry,
-level by level, and the first byte's way. With `n` devices and `V` bytes of a whole result:
+Every device of a group receives what it does not have; the time is those bytes over the bandwidth
+of its links, level by level, plus the latency of the first byte. With `n` devices and `V` bytes of
+a global result:
 
-| collective | bytes that pass a device's links |
+| collective | bytes over a device's links |
 |---|---|
 | all-gather, reduce-scatter | `V (n - 1) / n`: in rings, blocks, or a switch |
 | all-reduce | twice that: a reduce-scatter, then an all-gather |
 | all-to-all | `V (n - 1) / n` through a switch; of a torus what crosses the longest axis's middle |
 | collective-permute | `V`, over one link: a shift by one |
 
-Over several levels (a slice and DCN, a host and its network) each level carries only what the one
-inside it left: of `m` devices inside, each brings its m-th of the bytes across. The levels work at
-once, on chunks, so the slowest one counts; their latencies add up.
+Over several levels (a slice and DCN, a host and its network) each level carries only the bytes
+that the one inside it cannot: each of `m` devices inside sends its m-th of them across. The levels
+work at once, on chunks, so the slowest one counts; their latencies add up.
 
-Virtual devices of a CPU meet once, and each is given all bytes of its result by copies, at the rate
-that was measured for the kind and for so many devices.
+Virtual devices of a CPU wait for each other once, and each gets all bytes of its result by copies,
+at the rate measured for the kind and the number of devices.
 
 Sources: ring, torus and all-to-all on it: "How to Scale Your Model", chapter on sharding
 (https://jax-ml.github.io/scaling-book/sharding); switches and hosts: its chapter on GPUs
@@ -44,13 +45,13 @@ from ..machine.links import AxisLinks, LinkLevel, links_of
 from ..machine.topologies import topology_of
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-"""The collectives that `seconds` knows, as HLO calls them."""
+"""The collectives that `seconds` supports, by HLO's names."""
 
 LINKS_REACH = 0.82
-"""Of a link's bytes a second what collectives reach, if they are large: 560 of 680 us on a v5e, and
-370 of 450 GB/s over NVLink (both in the scaling book). Copies in memory reach what was measured."""
+"""The share of a link's bandwidth that large collectives reach: 560 of 680 us on a v5e, and 370 of
+450 GB/s over NVLink (both in the scaling book). Copies in memory have measured rates."""
 
-_ALSO = {
+_ALIASES = {
     "ragged-all-to-all": "all-to-all",
     "all-gather-start": "all-gather",
     "all-reduce-start": "all-reduce",
@@ -62,19 +63,19 @@ _ALSO = {
 
 
 def seconds(
-    kind: str, sent: int, axes: Sequence[str], mesh: Mesh, *, reach: float | None = None
+    kind: str, nbytes: int, axes: Sequence[str], mesh: Mesh, *, reach: float | None = None
 ) -> float:
-    """How long one collective takes if nothing else uses its links.
+    """Seconds of one collective if nothing else uses its links.
 
     Args:
-        kind: as HLO calls it, one of `KINDS`, also as an asynchronous start.
-        sent: bytes of its result on one device; of a reduce-scatter, of its operand.
-        axes: mesh axes along which devices talk; along several they talk as one group.
-        mesh: over devices that are here or described.
-        reach: which part of the links' rate it gets; None: `LINKS_REACH`, of a CPU all.
+        kind: HLO's name, one of `KINDS`, also as an asynchronous start.
+        nbytes: of its result on one device; of a reduce-scatter, of its operand.
+        axes: its mesh axes; several form one group.
+        mesh: over attached or described devices.
+        reach: the share of the links' bandwidth that it gets; None: `LINKS_REACH`, of a CPU all.
 
     Raises:
-        ShardingError: there is no such collective, or no such axis.
+        ShardingError: the kind is not supported, or there is no such axis.
 
     Example:
         >>> from isoshard.planner.machine.topologies import topology
@@ -82,43 +83,43 @@ def seconds(
         >>> round(seconds("all-gather", 2**29, ("x",), mesh, reach=1.0) * 1e3, 2)  # ms
         1.05
     """
-    name = _ALSO.get(kind, kind)
+    name = _ALIASES.get(kind, kind)
     if name not in KINDS:
-        raise ShardingError(f"there is no collective {kind!r}; those known are {', '.join(KINDS)}")
+        raise ShardingError(f"{kind!r} is not a collective: {', '.join(KINDS)} are")
     run_on = links_of(mesh, axes)
-    if run_on.size == 1 or sent <= 0:
+    if run_on.size == 1 or nbytes <= 0:
         return 0.0
     if run_on.kind == "memory":
         rates = topology_of(mesh).chip.copied.get(name, {})
         rate = rates.get(run_on.size, run_on.bandwidth)
-        return sent / (rate * (reach or 1.0)) + run_on.latency
+        return nbytes / (rate * (reach or 1.0)) + run_on.latency
     if reach is None:
         reach = LINKS_REACH
     if name == "all-to-all":
-        return _exchanged(sent, run_on, reach)
+        return _exchanged(nbytes, run_on, reach)
     if name == "collective-permute":
-        return _shifted(sent, run_on, reach)
+        return _shifted(nbytes, run_on, reach)
     passes = 2 if name == "all-reduce" else 1
-    return passes * _gathered(sent, run_on, reach)
+    return passes * _gathered(nbytes, run_on, reach)
 
 
-def _gathered(sent: int, run_on: AxisLinks, reach: float) -> float:
+def _gathered(nbytes: int, run_on: AxisLinks, reach: float) -> float:
     """An all-gather; a reduce-scatter is the same backwards."""
     inside, slowest = 1, 0.0
     for level in run_on.levels:
-        moved = sent / inside * (level.size - 1) / level.size
+        moved = nbytes / inside * (level.size - 1) / level.size
         slowest = max(slowest, moved / (level.bandwidth * reach))
         inside *= level.size
     return slowest + run_on.latency
 
 
-def _exchanged(sent: int, run_on: AxisLinks, reach: float) -> float:
+def _exchanged(nbytes: int, run_on: AxisLinks, reach: float) -> float:
     """An all-to-all: each device has a chunk for each other one."""
     slowest, inside = 0.0, 1
     for level in run_on.levels:
         inside *= level.size
-        # What stays within this level, of it what leaves the level inside it.
-        within = sent * inside / run_on.size
+        # The bytes within this level, of which some leave the level inside it.
+        within = nbytes * inside / run_on.size
         slowest = max(slowest, _across(within, level) / reach)
     return slowest + run_on.latency
 
@@ -133,10 +134,10 @@ def _across(within: float, level: LinkLevel) -> float:
     )
 
 
-def _shifted(sent: int, run_on: AxisLinks, reach: float) -> float:
+def _shifted(nbytes: int, run_on: AxisLinks, reach: float) -> float:
     """A permute to the next device: over the slowest of the networks, over one link of a torus."""
     outer = run_on.levels[-1]
     shared = max((way.shared for way in outer.ways), default=1)
     ring = all(way.ring for way in outer.ways)
     hops = 1 if ring else math.prod(way.size - 1 for way in outer.ways)
-    return sent * shared / (outer.link * reach) + outer.latency * max(1, hops)
+    return nbytes * shared / (outer.link * reach) + outer.latency * max(1, hops)

@@ -1,11 +1,17 @@
 """Seconds of a step by a roofline: the larger of computing and moving bytes, and the collectives.
 
 An operation computes at its dtype's rate and moves its bytes at the memory's, both at once, and
-takes the longer of the two. Collectives take what `collective_times` says. Two sums are given.
-`serial`: everything one after the other. `overlapped`: within a loop (a scope) collectives run
-beside computing, since those of one iteration can start while the one before computes. Exposed are
+takes the longer of the two. Collectives take the seconds of `collective_times`. There are two sums.
+`serial`: everything one after the other. `overlapped`: within a loop (a scope) collectives overlap
+with computing, since those of one iteration can start while the one before computes. Exposed are
 those of its first iteration, those that wait for what the iteration itself computes
-(`DeviceOp.waits`), and all outside of loops. What a program really takes lies between.
+(`DeviceOp.waits`), and all outside of loops. The time of a real program is between the two.
+
+A timeline of many events is shortened for pictures: first neighbours, then stretches of it.
+
+>>> many = [TimelineEvent("compute", (), float(at), 1.0, at, "a.py:1 (f)") for at in range(1000)]
+>>> [(event.seconds, event.memory) for event in grouped(many)]
+[(1000.0, 999)]
 
 >>> from isoshard.planner.machine.topologies import topology
 >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
@@ -34,16 +40,15 @@ from ..machine.topologies import topology_of
 from ..reports.report import TimeEstimate, TimelineEvent
 from . import collective_times
 from .device_program import DeviceOp, DeviceProgram
-from .event_groups import grouped
 
 COMPUTE_REACH = {"tpu": 0.95, "gpu": 0.75, "cpu": 1.0}
-"""Of the peak what large matrix products reach, by platform. TPU: MaxText's 32B step on v5e runs at
-0.67 of the peak and computes a third more than that counts, so its products reach over 0.89. GPU:
-an assumption, for lack of a page that tells it. A CPU's rate is measured."""
+"""The share of the peak that large matrix products reach, by platform. TPU: MaxText's 32B step on
+v5e runs at 0.67 of the peak and computes a third more than that counts, so its products reach over
+0.89. GPU: an assumption, without a source. A CPU's rate is measured."""
 
 MEMORY_REACH = {"tpu": 0.9, "gpu": 0.9, "cpu": 1.0}
-"""Of the memory's bandwidth what large operations reach: the scaling book measures 3.84 of 4.1 ms
-on an H100. A CPU's rate is measured."""
+"""The share of the memory's bandwidth that large operations reach: the scaling book measures 3.84
+of 4.1 ms on an H100. A CPU's rate is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +58,7 @@ class OpTime:
     Attributes:
         compute: floating-point operations.
         memory: bytes between memory and cores.
-        collective: devices that talk; of a collective the only one.
+        collective: of a collective, all of it.
         busy: computing and moving bytes.
     """
 
@@ -64,15 +69,15 @@ class OpTime:
 
     @property
     def seconds(self) -> float:
-        """How long it runs."""
+        """Their sum."""
         return self.busy + self.collective
 
 
 def busy_seconds(compute: float, memory: float, platform: str) -> float:
-    """How long an operation is busy: the longer of both; of a CPU, whose cores move, their sum.
+    """Seconds that an operation computes or moves bytes: the longer of both; on a CPU their sum.
 
-    A core copies blocks of a product's operands before it multiplies them, with the same
-    instructions; accelerators have engines that fetch meanwhile.
+    A core copies blocks of a product's operands before it multiplies them, by the same execution
+    units; accelerators have engines that fetch meanwhile.
 
     Args:
         compute: seconds of its floating-point operations.
@@ -83,27 +88,27 @@ def busy_seconds(compute: float, memory: float, platform: str) -> float:
 
 
 def overlaps(chip: Chip) -> bool:
-    """Whether collectives can run beside computing: not where the cores do both."""
+    """Whether collectives can overlap with computing: not where the cores do both."""
     return chip.platform != "cpu"
 
 
-def new_memory_seconds(held: float, chip: Chip) -> float:
-    """Seconds to allocate a step's temporaries anew: of virtual devices, if they are many."""
-    return held / chip.fresh if chip.fresh and held > chip.kept else 0.0
+def new_memory_seconds(nbytes: float, chip: Chip) -> float:
+    """Seconds to allocate a step's temporaries: of virtual devices, above a size."""
+    return nbytes / chip.fresh if chip.fresh and nbytes > chip.kept else 0.0
 
 
 def op_time(op: DeviceOp, mesh: Mesh, chip: Chip | None = None) -> OpTime:
     """Seconds of one run of an operation.
 
     Raises:
-        ShardingError: it is a collective that there is not, or along axes that there are not.
+        ShardingError: it is a collective that is not supported, or of unknown axes.
     """
     chip = chip or topology_of(mesh).chip
     turns = op.reordered if chip.reordered else 0.0
     turned = turns / chip.reordered if turns else 0.0
     if op.is_collective:
-        talking = collective_times.seconds(op.name, op.sent, op.axes, mesh)
-        return OpTime(collective=talking + turned)
+        seconds = collective_times.seconds(op.name, op.sent, op.axes, mesh)
+        return OpTime(collective=seconds + turned)
     rate = chip.rate(op.dtype) * COMPUTE_REACH.get(chip.platform, 1.0)
     straight = chip.bandwidth * MEMORY_REACH[chip.platform]
     compute, memory = op.flops / rate, (op.bytes - turns) / straight + turned
@@ -118,7 +123,7 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
         The estimate, and the step in order, without overlap, in at most 200 events.
 
     Raises:
-        ShardingError: it has a collective that there is not, or along axes that there are not.
+        ShardingError: it has a collective that is not supported, or of unknown axes.
     """
     chip = topology_of(mesh).chip
     ops = (*_first_touched(program, chip), *program.ops)
@@ -150,17 +155,17 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
 
 
 def _first_touched(program: DeviceProgram, chip: Chip) -> Iterator[DeviceOp]:
-    """Of virtual devices: temporaries that the process has to be given anew in each step."""
-    held = program.memory.activations
-    if new_memory_seconds(held, chip):
-        yield DeviceOp("first touch", "", fresh=held)
+    """Of virtual devices: the temporaries that the process allocates in each step."""
+    nbytes = program.memory.activations
+    if new_memory_seconds(nbytes, chip):
+        yield DeviceOp("first touch", "", fresh=nbytes)
 
 
 def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip) -> list[OpTime]:
-    """Of virtual devices: they come to a meeting from work, and wait for the last of them.
+    """The times on virtual devices, which arrive at a collective one after the other and wait.
 
-    They come apart by what they worked since the meeting before. Who met others just before had
-    waited for these: along one axis after another all wait that both axes join.
+    How far apart they arrive depends on the work since the collective before. A collective right
+    after one along another axis waits for all devices along both axes.
     """
     if not chip.waits:
         return times
@@ -169,8 +174,8 @@ def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip
         if op.is_collective:
             axes = frozenset(op.axes)
             size = math.prod(mesh.shape[axis] for axis in axes | before)
-            chunk = min(1.0, work / chip.between) if chip.between else 1.0
-            wait = chunk * chip.waits.get(size, 0.0)
+            share = min(1.0, work / chip.between) if chip.between else 1.0
+            wait = share * chip.waits.get(size, 0.0)
             time, before, work = OpTime(collective=time.collective + wait), axes, 0.0
         else:
             work += time.busy
@@ -180,7 +185,7 @@ def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip
 
 def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:
     busy: defaultdict[int, float] = defaultdict(float)
-    talking: defaultdict[int, float] = defaultdict(float)
+    collectives: defaultdict[int, float] = defaultdict(float)
     first: defaultdict[int, float] = defaultdict(float)
     total = 0.0
     for op, time in zip(ops, times, strict=True):
@@ -188,12 +193,12 @@ def _overlapped(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> float:
         if op.waits:
             total += op.times * time.collective
         else:
-            talking[op.scope] += op.times * time.collective
+            collectives[op.scope] += op.times * time.collective
             first[op.scope] += time.collective
-    total += busy.pop(0, 0.0) + talking.pop(0, 0.0)
+    total += busy.pop(0, 0.0) + collectives.pop(0, 0.0)
     for scope, computing in busy.items():
-        once = min(first[scope], talking[scope])
-        total += once + max(computing, talking[scope] - once)
+        exposed = min(first[scope], collectives[scope])
+        total += exposed + max(computing, collectives[scope] - exposed)
     return total
 
 
@@ -209,8 +214,8 @@ def _events(ops: Iterable[DeviceOp], times: Iterable[OpTime]) -> Iterable[Timeli
     for op, time in zip(ops, times, strict=True):
         taken = op.times * time.seconds
         if taken:
-            what = op.name if op.is_collective else "compute"
-            yield TimelineEvent(what, op.axes, start, taken, op.live, op.line)
+            kind = op.name if op.is_collective else "compute"
+            yield TimelineEvent(kind, op.axes, start, taken, op.live, op.line)
             start += taken
 
 
@@ -225,7 +230,7 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
     )
     most = max(chip.waits, default=0)
     waits = (
-        f"devices that meet wait for the last one of them, {most} of them up to "
+        f"devices of a collective wait for the last of them, {most} devices up to "
         f"{chip.waits.get(most, 0.0) * 1e3:.2g} ms",
     )
     return (
@@ -235,9 +240,86 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
         "overlapped: collectives of a loop run beside its computing, all but those of its first "
         "iteration and those that wait for what it computes; those outside of loops are exposed"
         if overlaps(chip)
-        else "nothing overlaps: cores compute, and copy what devices send",
+        else "nothing overlaps: the same cores compute and copy between devices",
         "utilisation counts all operations of the program, recomputed ones too",
         f"rates of {chip.name}: {chip.source}",
         *(new if chip.fresh else ()),
         *(waits if chip.waits else ()),
     )
+
+
+MOST_EVENTS = 200
+"""Events of a shortened timeline."""
+
+
+def grouped(events: Iterable[TimelineEvent], most: int = MOST_EVENTS) -> tuple[TimelineEvent, ...]:
+    """Shorten a timeline.
+
+    Neighbours of one kind, axes and line are merged. If more than `most` remain, stretches of the
+    timeline are merged: in each, all events of one kind and axes, with the line of most seconds.
+
+    Args:
+        events: in order.
+        most: how many may remain.
+
+    Returns:
+        Events in order, of the same total time.
+    """
+    short = _neighbours(events)
+    length = 2
+    stretched = short
+    while len(stretched) > most and length < 2 * len(short):
+        stretched = [
+            event
+            for start in range(0, len(short), length)
+            for event in _stretch(short[start : start + length])
+        ]
+        length *= 2
+    return _started(stretched)
+
+
+def _neighbours(events: Iterable[TimelineEvent]) -> list[TimelineEvent]:
+    short: list[TimelineEvent] = []
+    for event in events:
+        if short and _key(short[-1]) == _key(event) and short[-1].line == event.line:
+            short[-1] = _merged([short[-1], event])
+        else:
+            short.append(event)
+    return short
+
+
+def _stretch(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
+    stretch: dict[tuple[str, tuple[str, ...]], list[TimelineEvent]] = {}
+    for event in events:
+        stretch.setdefault(_key(event), []).append(event)
+    return [_merged(same) for same in stretch.values()]
+
+
+def _merged(events: Sequence[TimelineEvent]) -> TimelineEvent:
+    by_line: dict[str, float] = {}
+    for event in events:
+        by_line[event.line] = by_line.get(event.line, 0.0) + event.seconds
+    first = events[0]
+    return TimelineEvent(
+        first.what,
+        first.axes,
+        first.start,
+        sum(event.seconds for event in events),
+        max(event.memory for event in events),
+        max(by_line, key=by_line.__getitem__),
+    )
+
+
+def _started(events: Iterable[TimelineEvent]) -> tuple[TimelineEvent, ...]:
+    """The events one after the other."""
+    at, placed = 0.0, []
+    for event in events:
+        placed.append(
+            TimelineEvent(event.what, event.axes, at, event.seconds, event.memory, event.line)
+        )
+        at += event.seconds
+    return tuple(placed)
+
+
+def _key(event: TimelineEvent) -> tuple[str, tuple[str, ...]]:
+    return event.what, event.axes

@@ -1,16 +1,16 @@
-"""The chips that machines are described with: what one computes, holds and moves.
+"""Chips: compute rates, memory and links.
 
-Rates are of one chip in one direction, in units a second, as the pages in `source` tell them; a
-program reaches a part of them (`isoshard.planner.costs` says which).
+Rates are of one chip in one direction, in units a second, from the pages in `source`; a program
+reaches a share of them (see `isoshard.planner.costs`).
 
 >>> chip("v5e").memory, chip("v5e").rate("bfloat16")
 (16000000000, 197000000000000.0)
 
-One of your own is a line: `add_chip(Chip("mine", "My Device", "gpu", {"float32": 1e12}, ..))`, or
-a change of one that is there: `add_chip(dataclasses.replace(chip("h100"), name="slow", ..))`.
+Your own chip is a line: `add_chip(Chip("mine", "My Device", "gpu", {"float32": 1e12}, ..))`, or a
+copy with changes: `add_chip(dataclasses.replace(chip("h100"), name="slow", ..))`.
 
-float32 is what JAX does with float32 products unless it is told otherwise: one pass of bfloat16 on
-TPU, TF32 on GPU (https://docs.jax.dev/en/latest/201/precision.html). Sparsity is never counted.
+The rate of float32 is that of JAX's default precision: one pass of bfloat16 on TPU, TF32 on GPU
+(https://docs.jax.dev/en/latest/201/precision.html). Rates are without sparsity.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Chip:
 
     Attributes:
         name: as in the text of a topology, e.g. "v5e".
-        kind: as JAX's `Device.device_kind` says it.
+        kind: JAX's `Device.device_kind`.
         platform: "tpu", "gpu" or "cpu".
-        flops: operations a second by dtype name, "float32" among them; "float8" stands for all
-            such types.
+        flops: operations a second by dtype name, "float32" among them; "float8" is for all such
+            types.
         memory: bytes of high-bandwidth memory.
         bandwidth: bytes a second between it and the cores.
         link: bytes a second and direction of one link to a neighbour; of a switch, of one chip.
@@ -41,28 +41,28 @@ class Chip:
         network: bytes a second and direction from one chip to chips of other hosts (of a torus: of
             other slices).
         latency: seconds before the first byte of a message over a link arrives.
-        source: where the numbers are from.
+        source: of the numbers.
         wrap: an axis of the torus has wrap-around links if this divides its length; 0: none has.
-            Three axes are made of cubes: all of them must be so long.
+            A torus of three axes consists of cubes: it must divide all of them.
         shapes: grids of a slice that the vendor offers; () allows all. Of three axes those of
             less than a cube.
-        largest: most chips of one slice; 0: no limit.
+        largest: the most chips of one slice; 0: no limit.
         host: the grid of one host's chips within the torus.
         domain: chips that one switch joins, where these are of several hosts; 0: those of a host.
         network_latency: seconds before the first byte from another host (slice) arrives.
         also: other values of `Device.device_kind` for the same chip.
-        copied: of virtual devices, bytes a second that a collective gives one, by HLO's name of the
-            kind and by how many talk; `link` for those that are not named.
-        reordered: of virtual devices, bytes a second, read or written, of copies in another order;
+        copied: of virtual devices, bytes a second that a collective copies to one, by HLO's name of
+            the kind and the size of a group; `link` for others.
+        reordered: of virtual devices, bytes a second, read or written, of copies to another layout;
             0: `bandwidth`.
-        meetings: of virtual devices, seconds in which so many meet; `latency` for numbers that are
-            not named.
-        waits: of virtual devices, seconds that so many wait for each other besides, if each comes
-            from `between` or more of work; from less, in proportion.
+        meetings: of virtual devices, seconds of a collective of no bytes by the size of a group;
+            `latency` for others.
+        waits: of virtual devices, seconds that a group of a size waits for its last device besides,
+            after `between` or more of work; after less, in proportion.
         between: seconds of that work; 0: they wait so long after any.
-        fresh: of virtual devices, bytes a second of memory that is new to the process; 0: all
-            memory is the program's from the start.
-        kept: of virtual devices, the most bytes of temporaries that are not new in each step.
+        fresh: of virtual devices, bytes a second of newly allocated memory; 0: it takes no time.
+        kept: of virtual devices, the most bytes of temporaries that are not newly allocated in
+            each step.
 
     Example:
         >>> half = dataclasses.replace(chip("v5e"), name="v5e-half", memory=8_000_000_000)
@@ -103,9 +103,9 @@ class Chip:
         """Operations a second in a dtype.
 
         Args:
-            dtype: its name. 8-bit floats go by "float8", narrow integers by "int8", and by
-                "bfloat16" where the chip has neither; wide ones by half of "float32" unless the
-                chip names them; all others by "float32".
+            dtype: its name. 8-bit floats have the rate of "float8", narrow integers that of
+                "int8", and of "bfloat16" where the chip has neither; wide floats half of "float32"
+                unless the chip has a rate; all others that of "float32".
 
         Example:
             >>> h100 = chip("h100")
@@ -129,7 +129,7 @@ def add_chip(chip: Chip) -> None:
     """Add a chip to the table, or replace the one of its name.
 
     Args:
-        chip: what `topology` finds by its name from now on.
+        chip: the chip; `topology` uses it by its name from now on.
 
     Raises:
         ShardingError: it has no rate for float32.
@@ -141,8 +141,8 @@ def add_chip(chip: Chip) -> None:
     """
     if "float32" not in chip.flops:
         raise ShardingError(
-            f"chip {chip.name!r} has rates for {', '.join(chip.flops) or 'no dtype'}: float32, by "
-            "which all others go, must be among them"
+            f"chip {chip.name!r} has rates for {', '.join(chip.flops) or 'no dtype'}: add one for "
+            "float32, the default of all dtypes"
         )
     _CHIPS[chip.name] = chip
 
@@ -154,7 +154,7 @@ def chip(name: str) -> Chip:
         name: e.g. "v5e".
 
     Raises:
-        ShardingError: there is none of that name; the message lists those there are.
+        ShardingError: there is no chip of that name; the message lists the names.
 
     Example:
         >>> chip("h100").platform
@@ -162,7 +162,7 @@ def chip(name: str) -> Chip:
     """
     if name not in _CHIPS:
         raise ShardingError(
-            f"there is no chip {name!r}; known are {', '.join(sorted(_CHIPS))}. Add one with "
+            f"there is no chip {name!r}; there are {', '.join(sorted(_CHIPS))}. Add it with "
             "iso.planner.add_chip(iso.planner.Chip(..))"
         )
     return _CHIPS[name]
@@ -172,36 +172,36 @@ def chips() -> tuple[Chip, ...]:
     """All chips of the table, by platform and name.
 
     Example:
-        >>> {"v5e", "v5p", "h100"} <= {one.name for one in chips()}
+        >>> {"v5e", "v5p", "h100"} <= {chip.name for chip in chips()}
         True
     """
-    return tuple(sorted(_CHIPS.values(), key=lambda value: (value.platform, value.name)))
+    return tuple(sorted(_CHIPS.values(), key=lambda chip: (chip.platform, chip.name)))
 
 
 def chip_of_kind(kind: str) -> Chip:
-    """Find the chip of a device that is here.
+    """Find the chip of an attached device.
 
     Raises:
-        ShardingError: no chip of the table is of that kind.
+        ShardingError: no chip of the table has that kind.
     """
-    for one in _CHIPS.values():
-        if kind == one.kind or kind in one.also:
-            return one
+    for chip in _CHIPS.values():
+        if kind == chip.kind or kind in chip.also:
+            return chip
     raise ShardingError(
-        f"no chip is known for devices of kind {kind!r}; known are "
+        f"there is no chip for devices of kind {kind!r}; there are "
         f"{', '.join(sorted(_CHIPS))}. Add it with iso.planner.add_chip(iso.planner.Chip(NAME, "
         f"{kind!r}, ..))"
     )
 
 
 _SCALING = "https://jax-ml.github.io/scaling-book/tpus"
-"""Links, hosts' networks and latency of TPUs: the vendor's pages give only sums over all links."""
+"""Links, hosts' networks and latency of TPUs: the vendor's pages have only sums over all links."""
 _CLOUD = "https://docs.cloud.google.com/tpu/docs"
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBE_PARTS = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _NCCL = "latencies: src/graph/tuning.cc of https://github.com/NVIDIA/nccl"
 _GPUS = "https://jax-ml.github.io/scaling-book/gpus"
-"""Memory, NVLink and network of GPUs; rates by dtype are what the page beside it has of NVIDIA."""
+"""Memory, NVLink and network of GPUs; rates by dtype are NVIDIA's, by `_RATES`."""
 _RATES = "https://glennklockwood.com/garden/processors"
 
 
@@ -275,7 +275,7 @@ for _chip in (
         f"{_GPUS}, {_RATES}/B200, {_NCCL}", domain=72,
         network_latency=9.6e-6,
     ),
-    # Round numbers, the same everywhere, for a text such as "cpu:8"; devices that are here are
+    # Round numbers, the same everywhere, for a text such as "cpu:8"; the devices of this host are
     # measured (`measured_cpu`).
     Chip(
         "cpu", "cpu", "cpu", {"float32": 5e10, "bfloat16": 5e10, "float64": 2.5e10}, 2_000_000_000,

@@ -1,8 +1,8 @@
-"""What the axes of a mesh run on: rings and lines of a torus, a switch, hosts' network, memory.
+"""The links of a mesh's axes: rings and lines of a torus, a switch, hosts' network, memory.
 
-A group is the devices along an axis, or along several. Within it `levels` says, from the inside
-out, how its devices are joined: the chips of a slice by links of the torus, the slices by the data
-centre's network; the GPUs that one switch joins by NVLink, those groups by the hosts' network.
+A group is the devices along an axis, or along several. Its `levels` are, from the inside out, the
+networks between its devices: the chips of a slice are joined by links of the torus, the slices by
+the data centre's network; the GPUs of one switch by NVLink, those groups by the hosts' network.
 
 >>> from .topologies import topology
 >>> mesh = topology("v5e:16x16").mesh((16, 16), ("data", "model"))
@@ -13,13 +13,12 @@ data+model (256): ici, rings of 16 x 16, 1.8e+11 bytes/s a device
 >>> print(links(topology("h100:2x8").mesh((4, 4), ("data", "model")))["data"])
 data (4): nvlink of 2, 4.5e+11 bytes/s a device; network of 2, 5e+10 bytes/s a device
 
-Bandwidth is what leaves a device: of a ring both directions, of a line without wrap-around links
-one, since its ends have only one. Where an axis takes every other chip of a torus axis, its
-messages pass through the chips between, and groups share the links: `Way.shared`.
+Bandwidth is out of a device: of a ring both directions, of a line without wrap-around links one,
+since its ends have only one. Where an axis takes every other chip of a torus axis, its messages
+pass through the chips between, and groups share the links: `Way.shared`.
 
-How many messages share the busiest link of a torus, when groups are no blocks of its grid.
-
-Each device of a group sends to the next in the group's order, and to the one before it, all groups
+Where groups are not blocks of a torus' grid, `busiest` counts the messages on its busiest link:
+each device of a group sends to the next in the group's order, and to the one before it, all groups
 at once. Messages take the shortest way, one axis after the other.
 
 >>> line = np.array([[(0, 0, 0), (2, 0, 0)], [(1, 0, 0), (3, 0, 0)]])
@@ -48,11 +47,11 @@ LinkKind = Literal["memory", "ici", "nvlink", "network", "dcn"]
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """Chips of one axis of a torus that talk along it.
+    """Chips of a group along one axis of a torus.
 
     Attributes:
         size: how many.
-        ring: whether wrap-around links close them.
+        ring: whether they have wrap-around links.
         shared: how many groups share each link.
     """
 
@@ -66,13 +65,13 @@ class LinkLevel:
     """One network that joins devices, or groups of devices that the level before it joins.
 
     Attributes:
-        kind: which.
+        kind: of the network.
         size: how many it joins.
-        bandwidth: bytes a second that leave one device over it, all its links together.
+        bandwidth: bytes a second out of one device over it, all its links together.
         latency: seconds before the first byte arrives at the next.
-        hops: how many times that, until the first byte is everywhere.
+        hops: how many latencies until the first byte is everywhere.
         link: bytes a second and direction of one link.
-        ways: of a torus, the axes along which they talk.
+        ways: of a torus, the axes of the group.
     """
 
     kind: LinkKind
@@ -96,14 +95,14 @@ class LinkLevel:
 
 @dataclasses.dataclass(frozen=True)
 class AxisLinks:
-    """What one axis of a mesh, or several together, run on.
+    """The links of one axis of a mesh, or of several together.
 
     Attributes:
         axes: the axes, in the mesh's order.
         size: devices of one group.
         levels: the networks, from the inside out; () of one device.
-        inside_host: no two of a group are on different hosts.
-        note: where the axes fit no links as they are; "" otherwise.
+        inside_host: whether all devices of a group are on one host.
+        note: how the axes do not match the links; "" if they do.
 
     Example:
         >>> from isoshard.planner.machine.topologies import topology
@@ -119,12 +118,12 @@ class AxisLinks:
 
     @property
     def kind(self) -> LinkKind:
-        """The slowest network that a group needs."""
+        """The slowest network of a group."""
         return self.levels[-1].kind if self.levels else "memory"
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that leave one device over that network."""
+        """Bytes a second out of one device over that network."""
         return self.levels[-1].bandwidth if self.levels else math.inf
 
     @property
@@ -134,7 +133,7 @@ class AxisLinks:
 
     @property
     def ring(self) -> bool:
-        """Whether wrap-around links close all of it."""
+        """Whether all its ways have wrap-around links."""
         return bool(self.levels) and all(
             level.ways and all(way.ring for way in level.ways) for level in self.levels
         )
@@ -148,10 +147,10 @@ class AxisLinks:
 
 @cached(256)
 def links(mesh: Mesh) -> dict[str, AxisLinks]:
-    """What each axis of a mesh runs on.
+    """The links of each axis of a mesh.
 
     Args:
-        mesh: over devices that are here or described.
+        mesh: over attached or described devices.
 
     Returns:
         By name of the axis, in the mesh's order.
@@ -166,10 +165,10 @@ def links(mesh: Mesh) -> dict[str, AxisLinks]:
 
 
 def links_of(mesh: Mesh, axes: Sequence[str]) -> AxisLinks:
-    """What axes of a mesh run on when devices talk along all of them at once.
+    """The links of axes of a mesh as one group.
 
     Args:
-        mesh: over devices that are here or described.
+        mesh: over attached or described devices.
         axes: names of its axes, in any order.
 
     Raises:
@@ -191,7 +190,7 @@ def links_of(mesh: Mesh, axes: Sequence[str]) -> AxisLinks:
 
 @cached(1024)
 def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
-    machine, positions = topology_of(mesh), _places(mesh)
+    machine, positions = topology_of(mesh), _device_arrays(mesh)
     size = math.prod(mesh.shape[name] for name in axes)
     if size == 1:
         return AxisLinks(axes, 1, (), True)
@@ -204,20 +203,20 @@ def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
         order = (*rest, *last, *range(mesh.devices.ndim, values.ndim))
         return values.transpose(order).reshape(-1, size, *inner)
 
-    hosts, parts = grouped(positions.hosts), grouped(positions.parts)
+    hosts, slices = grouped(positions.hosts), grouped(positions.slices)
     inside = bool((hosts == hosts[:, :1]).all())
     chip = machine.chip
     if chip.platform == "cpu":
-        met = chip.meetings.get(size, chip.latency)
-        level = LinkLevel("memory", size, chip.link, met, 1, chip.link)
+        latency = chip.meetings.get(size, chip.latency)
+        level = LinkLevel("memory", size, chip.link, latency, 1, chip.link)
         return AxisLinks(axes, size, (level,), inside)
-    outer = max(len(set(group)) for group in parts.tolist())
+    outer = max(len(set(group)) for group in slices.tolist())
     inner = max(1, size // outer)
     note = "" if inner * outer == size else "groups have parts of different size in slices or hosts"
     levels: list[LinkLevel] = []
     if chip.links:
         if inner > 1:
-            level, odd = _torus_level(machine, grouped(positions.coords), parts, inner)
+            level, odd = _torus_level(machine, grouped(positions.coords), slices, inner)
             levels.append(level)
             note = "; ".join(filter(None, [note, odd]))
     elif inner > 1:
@@ -232,24 +231,24 @@ def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _DevicePlaces:
-    """Where the devices of a mesh are: arrays of the mesh's shape.
+class _DeviceArrays:
+    """Hosts, slices and coordinates of a mesh's devices: arrays of the mesh's shape.
 
-    `parts` numbers slices, or what one switch joins; `coords` has an axis for x, y, z.
+    `slices` are ids of slices, or of the devices of one switch; `coords` has an axis for x, y, z.
     """
 
     hosts: np.ndarray[Any, Any]
-    parts: np.ndarray[Any, Any]
+    slices: np.ndarray[Any, Any]
     coords: np.ndarray[Any, Any]
 
 
 @cached(64)
-def _places(mesh: Mesh) -> _DevicePlaces:
+def _device_arrays(mesh: Mesh) -> _DeviceArrays:
     flat, shape = list(mesh.devices.flat), mesh.devices.shape
     hosts = [device.process_index for device in flat]
     torus = topology_of(mesh).chip.links > 0
     coords = [device.coords if torus else (0, 0, 0) for device in flat]
-    return _DevicePlaces(
+    return _DeviceArrays(
         np.array(hosts).reshape(shape),
         slice_ids(mesh),
         np.array(coords).reshape(*shape, -1),
@@ -257,17 +256,17 @@ def _places(mesh: Mesh) -> _DevicePlaces:
 
 
 def _torus_level(
-    machine: Topology, coords: np.ndarray[Any, Any], parts: np.ndarray[Any, Any], inner: int
+    machine: Topology, coords: np.ndarray[Any, Any], slices: np.ndarray[Any, Any], inner: int
 ) -> tuple[LinkLevel, str]:
-    """The links within a slice, and what is odd about them."""
+    """The links within a slice, and a note if they are shared."""
     chip = machine.chip
-    ways = _ways(machine, coords, parts, inner)
+    ways = _ways(machine, coords, slices, inner)
     note = ""
     if ways is None:
-        load = busiest(coords, parts, machine.shape, machine.wraps)
+        load = busiest(coords, slices, machine.shape, machine.wraps)
         ways = (Way(inner, inner > 2, load),)
         note = (
-            f"the devices are no block of the grid; their messages share each link with "
+            f"the devices are not a block of the grid; their messages share each link with "
             f"{load - 1} others"
         )
     elif any(way.shared > 1 for way in ways):
@@ -279,13 +278,13 @@ def _torus_level(
 
 
 def _ways(
-    machine: Topology, coords: np.ndarray[Any, Any], parts: np.ndarray[Any, Any], inner: int
+    machine: Topology, coords: np.ndarray[Any, Any], slices: np.ndarray[Any, Any], inner: int
 ) -> tuple[Way, ...] | None:
-    """The axes of the torus that groups span; None if groups are no equal blocks of the grid."""
+    """The axes of the torus that groups span; None if they are not equal blocks of the grid."""
     groups = [
-        coords[group][parts[group] == chunk]
+        coords[group][slices[group] == chunk]
         for group in range(len(coords))
-        for chunk in np.unique(parts[group])
+        for chunk in np.unique(slices[group])
     ]
     if any(len(group) != inner for group in groups):
         return None
@@ -310,29 +309,29 @@ def _ways(
 
 def busiest(
     coords: np.ndarray[Any, Any],
-    parts: np.ndarray[Any, Any],
+    slices: np.ndarray[Any, Any],
     grid: tuple[int, ...],
     closed: tuple[bool, ...],
 ) -> int:
     """Count the messages on the busiest link in one direction.
 
     Args:
-        coords: (group, device, axis): places in the grid.
-        parts: (group, device): slices; those of different slices do not talk here.
+        coords: (group, device, axis): coordinates in the grid.
+        slices: (group, device): slice ids; messages between slices are not counted.
         grid: sizes of the torus.
         closed: which axes have wrap-around links.
     """
     loads: collections.Counter[tuple[int, ...]] = collections.Counter()
-    for group, positions in zip(coords.tolist(), parts.tolist(), strict=True):
+    for group, positions in zip(coords.tolist(), slices.tolist(), strict=True):
         members: dict[int, list[list[int]]] = {}
         for at, chunk in zip(group, positions, strict=True):
             members.setdefault(chunk, []).append(at)
         for chunk, ring in members.items():
-            for current, there in zip(ring, [*ring[1:], ring[0]], strict=True):
-                if current != there:
-                    _count(loads, chunk, current, there, grid, closed)
+            for current, target in zip(ring, [*ring[1:], ring[0]], strict=True):
+                if current != target:
+                    _count(loads, chunk, current, target, grid, closed)
                     if len(ring) > 2:
-                        _count(loads, chunk, there, current, grid, closed)
+                        _count(loads, chunk, target, current, grid, closed)
     return max(loads.values(), default=1)
 
 
@@ -340,13 +339,13 @@ def _count(
     loads: collections.Counter[tuple[int, ...]],
     chunk: int,
     current: list[int],
-    there: list[int],
+    target: list[int],
     grid: tuple[int, ...],
     closed: tuple[bool, ...],
 ) -> None:
     at = list(current)
     for axis, size in enumerate(grid):
-        ahead = there[axis] - at[axis]
+        ahead = target[axis] - at[axis]
         if closed[axis] and abs(ahead) * 2 > size:
             ahead -= size if ahead > 0 else -size
         step = 1 if ahead > 0 else -1

@@ -1,17 +1,17 @@
-"""What this host's cores do, measured once in a process: the chip of virtual CPU devices.
+"""Rates of this host's cores, measured once in a process: the chip of virtual CPU devices.
 
-Virtual devices share the host's cores and memory: each has its part of what all do together. So it
-is measured with some devices at work at once, as XLA runs them:
+Virtual devices share the host's cores and memory: each has its share of the total. So the rates
+are measured with several devices at once, as XLA runs them:
 
 - a matrix product and both of its gradients, which read their operands in other orders;
-- an update of arrays that are larger than caches, as an optimizer makes it;
-- each kind of collective, which is copies in memory, by how many devices talk: of eight one part
-  of a gathered array is read by all, so caches serve it; in pairs each half is read by two;
-- a copy in another order, as of an array that was gathered along an inner axis;
-- collectives of few numbers, by how many devices meet: one after the other, and between layers of
-  small operations, from which devices come at different times, so that cores idle until the last
-  one is there;
-- temporaries in a block that is too large for the C library to keep: then the kernel maps it anew
+- an update of arrays that are larger than caches, as an optimizer's;
+- each kind of collective, which is copies in memory, by the size of a group: of eight devices each
+  shard of a gathered array is read by all, so caches serve it; in pairs each half is read by two;
+- a copy to another layout, as of an array that was gathered along an inner axis;
+- collectives of few elements, by the size of a group: one after the other, and between layers of
+  small operations, which devices finish at different times, so that cores idle until the last
+  one arrives;
+- temporaries in a block that is too large for the C library to keep: then the kernel maps it again
   in each step, and clears it page by page.
 
 Together that takes about six seconds.
@@ -37,35 +37,35 @@ from .chips import Chip
 
 _SIDE = 512
 _CHANGED = 64 * 2**20
-"""Bytes of one array on all devices: more than caches hold."""
+"""Bytes of one array on all devices: more than the caches."""
 _SENT = 4 * 2**20
 """Bytes of one device's result in a collective."""
 _AT_WORK = 8
 _MEETINGS, _TURNS = 24, 12
 _WIDTH, _NARROW = 256, 64
-"""Of the layer between meetings: small operations, among which cores switch between devices."""
+"""Of the layer between collectives: small operations, in which cores switch between devices."""
 
 KEPT = 32 * 2**20
-"""Bytes of a block that the C library keeps when it is freed. Larger ones it gives back: glibc's
+"""Bytes of a block that the C library keeps when it is freed. Larger ones it unmaps: glibc's
 `DEFAULT_MMAP_THRESHOLD_MAX` of 64-bit machines (https://man7.org/linux/man-pages/man3/mallopt.3.html,
-`M_MMAP_THRESHOLD`). XLA makes one block of all temporaries of a program."""
+`M_MMAP_THRESHOLD`). XLA allocates all temporaries of a program as one block."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostRates:
-    """What all cores of this host do together.
+    """Rates of all cores of this host together.
 
     Attributes:
         flops: float32 operations a second in matrix products.
         bandwidth: bytes a second, read or written, in large arrays.
-        copied: bytes a second that collectives give all devices together, by HLO's name of the
-            kind and by how many talk; of a reduce-scatter those of the operands. Empty if there is
-            one device.
-        reordered: bytes a second, read or written, of copies in another order.
-        meetings: seconds of a meeting of devices that did nothing before, by how many meet.
-        waits: seconds that they wait for each other besides, after `between` of work, by how many.
+        copied: bytes a second that collectives copy to all devices together, by HLO's name of the
+            kind and the size of a group; of a reduce-scatter those of the operands. Empty with one
+            device.
+        reordered: bytes a second, read or written, of copies to another layout.
+        meetings: seconds of a collective of idle devices, by the size of a group.
+        waits: seconds that they wait for each other besides, after `between` of work, by size.
         between: seconds of that work.
-        fresh: bytes a second of memory that is new to the process; 0 if it takes no time.
+        fresh: bytes a second of newly allocated memory; 0 if it takes no time.
         memory: bytes of the host.
         cores: how many there are.
     """
@@ -105,7 +105,7 @@ def cpu_chip(devices: int) -> Chip:
 
 
 def of_size(measured: Mapping[int, float], size: int, *, grows: bool = True) -> float:
-    """What was measured for groups of a size, or for the next larger.
+    """The measurement for groups of a size, or for the next larger size.
 
     Example:
         >>> of_size({2: 1.0, 4: 3.0}, 3), of_size({2: 1.0, 4: 3.0}, 8), of_size({}, 8)
@@ -114,7 +114,7 @@ def of_size(measured: Mapping[int, float], size: int, *, grows: bool = True) -> 
     if not measured:
         return 0.0
     largest = max(measured)
-    next_size = min((one for one in measured if one >= size), default=largest)
+    next_size = min((n for n in measured if n >= size), default=largest)
     return measured[next_size] * (max(1, size / largest) if grows else 1)
 
 
@@ -126,7 +126,7 @@ def host_rates() -> HostRates:
         >>> host_rates().flops > 1e8 and host_rates() is host_rates()
         True
     """
-    # The caller may be being traced: nothing of this is to become part of its program.
+    # The caller may be traced: nothing of this may become part of its program.
     with jax.ensure_compile_time_eval():
         return _measured(jax.local_devices(backend="cpu")[:_AT_WORK])
 
@@ -139,11 +139,11 @@ def _measured(devices: list[Any]) -> HostRates:
     meetings, waits, between = _meetings(devices)
     for size in _sizes(count):
         group = _Bench(devices, size)
-        once = group.seconds(_summed_once, (count,))
+        sum_seconds = group.seconds(_single_sum, (count,))
         for kind, rates in copied.items():
-            taken = group.seconds(_once(kind, size), (_SENT // 4,))
-            rates[size] = count * _SENT / max(taken - once, 1e-6)
-    small, large = (bench.seconds(_held(bytes_), (count,)) for bytes_ in (KEPT // 2, 2 * KEPT))
+            taken = group.seconds(_single_collective(kind, size), (_SENT // 4,))
+            rates[size] = count * _SENT / max(taken - sum_seconds, 1e-6)
+    small, large = (bench.seconds(_temporary(bytes_), (count,)) for bytes_ in (KEPT // 2, 2 * KEPT))
     new = large - 4 * small
     products = bench.seconds(_products, (_SIDE, _SIDE))
     return HostRates(
@@ -170,10 +170,10 @@ def _sizes(count: int) -> list[int]:
 
 
 def _meetings(devices: list[Any]) -> tuple[dict[int, float], dict[int, float], float]:
-    """What meetings take: of idle devices, and besides after a layer; and what that one takes.
+    """Seconds of collectives of idle devices, the additional ones after a layer, and the layer's.
 
-    Runs with many meetings are compared with those that have two, by turns. How long devices wait
-    for each other differs from run to run: the lower quartile counts. Of the work it is the fastest
+    Runs with many collectives are compared with runs of two, by turns. How long devices wait for
+    each other differs from run to run: the lower quartile counts. Of the work it is the fastest
     run, as in all rates, in which no core idles.
     """
     sizes, result, meetings = _sizes(len(devices)), list[dict[int, float]](), 0.0
@@ -183,18 +183,19 @@ def _meetings(devices: list[Any]) -> tuple[dict[int, float], dict[int, float], f
             for size, every in ((0, _MEETINGS - 1), *((size, 1) for size in sizes))
         )
         taken = [[_timed(run) for run in (few, *many)] for _ in range(_TURNS)]
-        alone, *together = zip(*taken, strict=True)
+        alone, *more = zip(*taken, strict=True)
         meetings = min(alone)
-        more = (max(0.0, statistics.quantiles(times)[0] - meetings) for times in together)
-        result.append({size: one / (_MEETINGS - 2) for size, one in zip(sizes, more, strict=True)})
-    bare, met = result
-    return bare, {size: max(0.0, met[size] - bare[size]) for size in sizes}, meetings / _MEETINGS
+        extra = (max(0.0, statistics.quantiles(times)[0] - meetings) for times in more)
+        each = (seconds / (_MEETINGS - 2) for seconds in extra)
+        result.append(dict(zip(sizes, each, strict=True)))
+    idle, busy = result
+    return idle, {size: max(0.0, busy[size] - idle[size]) for size in sizes}, meetings / _MEETINGS
 
 
 def _layers(
     layer: Callable[[jax.Array, jax.Array], jax.Array], every: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """Layers, after which devices sum up some numbers: after the first, and then every so often."""
+    """Layers with an all-reduce of a few elements after the first, and then after every n-th."""
 
     def run(x: jax.Array) -> jax.Array:
         y = x
@@ -220,24 +221,22 @@ def _layer(y: jax.Array, x: jax.Array) -> jax.Array:
     return y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1)
 
 
-def _summed_once(x: jax.Array) -> jax.Array:
+def _single_sum(x: jax.Array) -> jax.Array:
     return 0.5 * jax.lax.psum(x, _Bench.axis)
 
 
 def _turned(x: jax.Array) -> jax.Array:
-    """As eight parts of rows of 64 numbers lie that were gathered one behind the other."""
+    """The copy after a gather of eight shards along an inner axis, with rows of 64 elements."""
     return x.reshape(8, -1, 64).swapaxes(0, 1).reshape(-1)
 
 
-def _held(bytes_: int) -> Callable[[jax.Array], jax.Array]:
-    """A temporary of so many bytes, written once: what a loop changes has memory of its own."""
+def _temporary(bytes_: int) -> Callable[[jax.Array], jax.Array]:
+    """A temporary of a size, written once: the carry of a loop has memory of its own."""
 
     def run(x: jax.Array) -> jax.Array:
-        broadcast_to = jnp.broadcast_to(x[:1], (bytes_ // 4,))
-        broadcast_to = jax.lax.fori_loop(
-            0, 2, lambda at, y: y.at[at].set(y[at + 1] + 1), broadcast_to
-        )
-        return _one_of(broadcast_to, x)
+        temporary = jnp.broadcast_to(x[:1], (bytes_ // 4,))
+        temporary = jax.lax.fori_loop(0, 2, lambda at, y: y.at[at].set(y[at + 1] + 1), temporary)
+        return _any_element(temporary, x)
 
     return run
 
@@ -273,28 +272,28 @@ _COLLECTIVES: dict[str, Callable[[jax.Array, int], jax.Array]] = {
 
 
 def _updated(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """What an optimizer with momentum does: three arrays are read, two written."""
+    """The update of an optimizer with momentum: three arrays are read, two written."""
     weight, momentum, gradient = arrays
     momentum = 0.9 * momentum + 0.1 * gradient
     return weight - 1e-3 * momentum, momentum, gradient
 
 
-def _once(kind: str, count: int) -> Callable[[jax.Array], jax.Array]:
+def _single_collective(kind: str, count: int) -> Callable[[jax.Array], jax.Array]:
     """One collective: of several in a row XLA would compute some by itself."""
-    return lambda x: _one_of(_COLLECTIVES[kind](x, count), x)
+    return lambda x: _any_element(_COLLECTIVES[kind](x, count), x)
 
 
-def _one_of(held: jax.Array, x: jax.Array) -> jax.Array:
-    """An element whose place nobody knows before: all of them are computed, as a temporary."""
-    return jax.lax.dynamic_slice(held, (x[0].astype(int),), (1,))
+def _any_element(array: jax.Array, x: jax.Array) -> jax.Array:
+    """An element whose index is not static: XLA computes all of them, as a temporary."""
+    return jax.lax.dynamic_slice(array, (x[0].astype(int),), (1,))
 
 
 class _Bench:
-    """Runs a function on all of some devices at once.
+    """Runs a function on several devices at once.
 
     Args:
-        devices: they.
-        size: of the groups in which they talk; 0 is all of them.
+        devices: the devices.
+        size: of the groups of collectives; 0 is all of them.
     """
 
     axis = "all"
@@ -309,27 +308,27 @@ class _Bench:
         """A compiled function and its arrays: each call is a run.
 
         Args:
-            function: of one device's array; or of several, which it gives back changed in place.
+            function: of one device's array; or of several, which are donated and returned.
             shape: of each on one device.
-            arrays: how many; 0 is one that stays.
+            arrays: how many; 0 is one that is not donated.
         """
         spec = PartitionSpec(self.mesh.axis_names)
         first, *rest = shape
         full = np.ones((first * self.mesh.size, *rest), np.float32)
         layout = NamedSharding(self.mesh, spec)
-        device_put = jax.device_put(full, layout)
+        operands = jax.device_put(full, layout)
         if arrays:
-            device_put = tuple(jax.device_put(full, layout) for _ in range(arrays))
+            operands = tuple(jax.device_put(full, layout) for _ in range(arrays))
         on_each = jax.shard_map(
             function, mesh=self.mesh, in_specs=(spec,), out_specs=spec, check_vma=False
         )
         donated = 0 if arrays else ()
-        compiled = jax.jit(on_each, donate_argnums=donated).lower(device_put).compile()
+        compiled = jax.jit(on_each, donate_argnums=donated).lower(operands).compile()
 
         def run() -> None:
-            nonlocal device_put
-            result = jax.block_until_ready(compiled(device_put))
-            device_put = result if arrays else device_put
+            nonlocal operands
+            result = jax.block_until_ready(compiled(operands))
+            operands = result if arrays else operands
 
         run()
         return run
@@ -337,7 +336,7 @@ class _Bench:
     def seconds(
         self, function: Callable[[Any], Any], shape: tuple[int, ...], *, arrays: int = 0
     ) -> float:
-        """Of the fastest of several runs: others share the cores."""
+        """Of the fastest of several runs: other processes share the cores."""
         return _fastest(self.prepared(function, shape, arrays=arrays))
 
 

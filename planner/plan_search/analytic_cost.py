@@ -1,14 +1,14 @@
-"""What a choice costs, in a millisecond: the sum over kinds of operations and values.
+"""The cost of a choice, computed in a millisecond: a sum over kinds of operations and values.
 
-A choice says for each mesh axis which dimensions it splits, in the order in which they count: of
-each value it splits the first that the value has and that it divides. What divides a parameter, but
-not a smaller value behind it, splits that by as many prime parts of the axis as divide it. Beside
-that a parameter may rest split along a mesh axis that splits none of its dimensions: it is gathered
-where it is used, and its gradient is scattered.
+A choice lists for each mesh axis the dimensions that it splits, in order: a value is split along
+the first of them that it has and that the axis divides. Where an axis divides a parameter but not
+a smaller value computed from it, as many prime factors of the axis as divide the value split it.
+Besides, a parameter may be stored split along a mesh axis that splits none of its dimensions
+(FSDP): it is gathered where it is used, and its gradient is scattered.
 
-Where operands and results of an operation lie differently, the operation is split along the
-dimension that is cheapest, and what that needs is counted: gathers of operands, sums of results,
-exchanges. Virtual devices are given large temporaries anew in each step, which takes time, too.
+Where operands and results of an operation have different shardings, the operation is split along
+the cheapest dimension, and its collectives are counted: gathers of operands, sums of results,
+exchanges. Virtual devices allocate large temporaries anew in each step, which takes time, too.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ..machine.topologies import topology_of
 from ..propagation.factors import ArraySharding
 from .condensed_program import CondensedProgram, OpKind, ValueKind
 from .named_dimensions import LeafGroup
-from .op_costs import AxisParts, LinkRates, OpCost, OpCosts, placed
+from .op_costs import LinkRates, OpCost, OpCosts, SubAxes, factor_axes
 
 TINY = 1 << 18
-"""Parameters of fewer bytes rest split only along what is computed split."""
+"""Parameters of fewer bytes are stored split only along dimensions that are computed split."""
 
 
 def is_tiny(group: LeafGroup) -> bool:
-    """Whether parameters are so small (biases, scales) that it saves nothing to keep them split."""
+    """Whether parameters are so small (biases, scales) that sharding them saves nothing."""
     sizes = zip(group.shape, group.dimensions, strict=True)
     return math.prod(size for size, dimension in sizes if dimension >= 0) * group.itemsize < TINY
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What is split along which mesh axis.
+    """Which dimensions each mesh axis splits.
 
     Attributes:
-        split: for each mesh axis the dimensions that it splits, those that count first first.
-        stored: for each mesh axis the groups of parameters that rest split along it.
+        split: for each mesh axis the dimensions that it splits, in order of precedence.
+        stored: for each mesh axis the groups of parameters that are stored split along it.
     """
 
     split: tuple[tuple[int, ...], ...]
@@ -57,13 +57,13 @@ class ChoiceCost:
         seconds: of a step.
         memory: bytes on one device.
         busy: seconds of computing and of moving bytes between memory and cores.
-        talking: seconds of collectives, by the numbers of the mesh axes.
+        collectives: seconds of collectives, by the indices of the mesh axes.
     """
 
     seconds: float
     memory: float
     busy: float
-    talking: Mapping[tuple[int, ...], float]
+    collectives: Mapping[tuple[int, ...], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class AnalyticCost:
     Args:
         program: the step by kinds.
         mesh: the mesh.
-        forced: groups whose layout is given.
+        forced: shardings of groups that the user fixed.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class AnalyticCost:
         self.mesh = mesh
         self.forced = dict(forced or {})
         self.sizes = tuple(mesh.shape[name] for name in mesh.axis_names)
-        self.parts = AxisParts(mesh)
+        self.sub_axes = SubAxes(mesh)
         self.rates = LinkRates(mesh)
         self.chip = topology_of(mesh).chip
-        self._op_costs = OpCosts(program.values, self.parts, self.rates, self.chip)
+        self._op_costs = OpCosts(program.values, self.sub_axes, self.rates, self.chip)
         self._costs: list[dict[tuple[int, ...], OpCost]] = [{} for _ in program.ops]
         self._layouts: dict[tuple[int, object], int] = {}
-        self._numbers: dict[ArraySharding, int] = {}
-        self._known: list[ArraySharding] = []
+        self._layout_ids: dict[ArraySharding, int] = {}
+        self._interned: list[ArraySharding] = []
         self._shares: list[int] = []
         self._bytes = [kind.bytes for kind in program.values]
-        self._places = [placed(op) for op in program.ops]
+        self._factor_axes = [factor_axes(op) for op in program.ops]
         self._arrays = [(*op.operands, *op.results) for op in program.ops]
-        self._none = self._number(())
+        self._none = self._intern(())
         self._batch = {
             dimension
             for group in program.dimensions.groups
@@ -132,80 +132,83 @@ class AnalyticCost:
             sum(each[n] * count for n, count in use.items()) / self._op_costs.bandwidth
             for use in program.traffic
         ]
-        talking, sent_in = dict[tuple[int, ...], float](), [0.0, 0.0]
-        once: dict[tuple[int, tuple[int, ...], float], _Gather] = {}
+        collectives, collective_seconds = dict[tuple[int, ...], float](), [0.0, 0.0]
+        gathers: dict[tuple[int, tuple[int, ...], float], _Gather] = {}
         largest = 0.0
 
-        def talk(op: OpKind, axes: tuple[int, ...], seconds: float) -> None:
-            talking[axes] = talking.get(axes, 0.0) + seconds
-            sent_in[op.looped] += seconds
+        def add_collective(op: OpKind, axes: tuple[int, ...], seconds: float) -> None:
+            collectives[axes] = collectives.get(axes, 0.0) + seconds
+            collective_seconds[op.looped] += seconds
 
         for index, op in enumerate(program.ops):
-            mine = tuple([layouts[array] for array in self._arrays[index]])
-            cost = self._costs[index].get(mine)
+            layout_ids = tuple([layouts[array] for array in self._arrays[index]])
+            cost = self._costs[index].get(layout_ids)
             if cost is None:
-                costs = [self._known[one] for one in mine]
-                cost = self._costs[index][mine] = self._op_costs.of(op, costs, self._places[index])
+                op_layouts = [self._interned[layout_id] for layout_id in layout_ids]
+                cost = self._op_costs.of(op, op_layouts, self._factor_axes[index])
+                self._costs[index][layout_ids] = cost
             times = program.times[index]
             busy[op.looped] += cost.busy * times
-            for array, axes, seconds, sent in cost.moves:
-                largest = max(largest, sent)
+            for array, axes, seconds, nbytes in cost.moves:
+                largest = max(largest, nbytes)
                 if array < len(op.operands) and program.values[op.operands[array]].group < 0:
-                    gather = (op.operands[array], axes, sent)
-                    held = once.get(gather)
-                    before = 0 if held is None else held.times
-                    once[gather] = _Gather(op, seconds, before + times)
+                    gather = (op.operands[array], axes, nbytes)
+                    earlier = gathers.get(gather)
+                    before = 0 if earlier is None else earlier.times
+                    gathers[gather] = _Gather(op, seconds, before + times)
                 else:
-                    talk(op, axes, seconds * times)
-        for (kind, axes, _), held in once.items():
-            talk(held.op, axes, held.seconds * min(held.times, program.counts[kind]))
+                    add_collective(op, axes, seconds * times)
+        # A value that several operations need gathered alike is gathered once.
+        for (kind, axes, _), use in gathers.items():
+            add_collective(use.op, axes, use.seconds * min(use.times, program.counts[kind]))
         alive = (sum(each[n] * count for n, count in moment.items()) for moment in program.moments)
-        held = max(alive, default=0.0) + largest
-        busy[0] += new_memory_seconds(held, self.chip)
+        temporaries = max(alive, default=0.0) + largest
+        busy[0] += new_memory_seconds(temporaries, self.chip)
         looped = max if overlaps(self.chip) else sum
-        total = busy[0] + sent_in[0] + looped((busy[1], sent_in[1]))
+        total = busy[0] + collective_seconds[0] + looped((busy[1], collective_seconds[1]))
         resting = sum(
             size / shares[group] for size, group in zip(program.resting, groups, strict=True)
         )
-        return ChoiceCost(total, program.rest + resting + held, sum(busy), talking)
+        memory = program.rest + resting + temporaries
+        return ChoiceCost(total, memory, sum(busy), collectives)
 
     def least_seconds(self) -> float:
-        """What no choice can be faster than: all devices compute all the time."""
+        """A lower bound of all choices: every device computes all the time."""
         total = 0.0
         for op, times in zip(self.program.ops, self.program.times, strict=True):
             total += times * op.flops / self._op_costs.peak(op.dtype)
         return total / math.prod(self.sizes)
 
     def group_layout(self, index: int, choice: Choice) -> ArraySharding:
-        """How a group of parameters, or an array of the batch, rests."""
-        layout = self.parts.joined(self._known[self._group(index, choice)])
+        """The sharding of a group of parameters, or of an array of the batch, between steps."""
+        layout = self.sub_axes.joined(self._interned[self._group(index, choice)])
         assert layout is not None
         return layout
 
     def output_layout(self, module: str, choice: Choice) -> ArraySharding | None:
-        """How the output of a module lies; None: it is split by a part of a mesh axis."""
+        """The sharding of a module's output; None: a sub-axis splits it: no spec has that."""
         index = self.program.modules[module]
         groups = [self._group(n, choice) for n in range(len(self.program.dimensions.groups))]
-        value = self._value(index, self.program.values[index], choice, groups)
-        return self.parts.joined(self._known[value])
+        layout_id = self._value(index, self.program.values[index], choice, groups)
+        return self.sub_axes.joined(self._interned[layout_id])
 
-    def _number(self, layout: ArraySharding) -> int:
-        result = self._numbers.get(layout)
-        if result is None:
-            result = self._numbers[layout] = len(self._known)
-            self._known.append(layout)
-            sizes = self.parts.sizes
+    def _intern(self, layout: ArraySharding) -> int:
+        layout_id = self._layout_ids.get(layout)
+        if layout_id is None:
+            layout_id = self._layout_ids[layout] = len(self._interned)
+            self._interned.append(layout)
+            sizes = self.sub_axes.sizes
             self._shares.append(math.prod(sizes[axis] for split in layout for axis in split))
-        return result
+        return layout_id
 
     def _group(self, index: int, choice: Choice) -> int:
         if index in self.forced:
-            return self._number(self.parts.split(self.forced[index]))
-        stored = tuple([index in one for one in choice.stored])
+            return self._intern(self.sub_axes.split(self.forced[index]))
+        stored = tuple([index in groups for groups in choice.stored])
         key = (-1 - index, (choice.split, stored))
-        result = self._layouts.get(key)
-        if result is not None:
-            return result
+        layout_id = self._layouts.get(key)
+        if layout_id is not None:
+            return layout_id
         group = self.program.dimensions.groups[index]
         order = tuple(sorted(range(len(group.shape)), key=lambda n: (group.strands[n], n)))
         split = choice.split
@@ -216,24 +219,24 @@ class AnalyticCost:
         rest = [n for n, current in enumerate(stored) if current and n not in used]
         if rest and group.role != "input":
             self._store(group, layout, rest)
-        result = self._layouts[key] = self._number(self.parts.split(tuple(layout)))
-        return result
+        layout_id = self._layouts[key] = self._intern(self.sub_axes.split(tuple(layout)))
+        return layout_id
 
     def _computed(self, split: tuple[int, ...]) -> tuple[int, ...]:
-        """The dimensions that values with a batch are split along, too."""
+        """The dimensions along which values with a batch dimension are split, too."""
         first = next((n for n, axis in enumerate(split) if axis in self._batch), len(split))
         return split[: first + 1]
 
     def _store(self, group: LeafGroup, layout: list[tuple[int, ...]], rest: Sequence[int]) -> None:
-        """Let a group rest split along more mesh axes: all along one of its axes if it can."""
-        together = self._largest(group, layout, math.prod(self.sizes[one] for one in rest))
-        if together is not None:
-            layout[together] = (*layout[together], *rest)
+        """Split a group along more mesh axes: one of its axes by all of them, if they divide it."""
+        axis = self._largest(group, layout, math.prod(self.sizes[mesh_axis] for mesh_axis in rest))
+        if axis is not None:
+            layout[axis] = (*layout[axis], *rest)
             return
-        for one in rest:
-            index = self._largest(group, layout, self.sizes[one])
+        for mesh_axis in rest:
+            index = self._largest(group, layout, self.sizes[mesh_axis])
             if index is not None:
-                layout[index] = (*layout[index], one)
+                layout[index] = (*layout[index], mesh_axis)
 
     def _largest(
         self, group: LeafGroup, layout: Sequence[tuple[int, ...]], size: int
@@ -253,19 +256,19 @@ class AnalyticCost:
         order: Sequence[int],
         split: Sequence[Sequence[int]],
     ) -> list[tuple[int, ...]]:
-        """What splits a group, by whole mesh axes."""
+        """The mesh axes that split each axis of a group."""
         layout: list[tuple[int, ...]] = [()] * len(shape)
         left = list(shape)
         for index, target in enumerate(split):
             for dimension in target:
-                axis = self._whole(dimension, index, dimensions, order, left)
+                axis = self._divisible_axis(dimension, index, dimensions, order, left)
                 if axis is not None:
                     layout[axis] += (index,)
                     left[axis] //= self.sizes[index]
                     break
         return layout
 
-    def _whole(
+    def _divisible_axis(
         self,
         dimension: int,
         index: int,
@@ -273,46 +276,50 @@ class AnalyticCost:
         order: Sequence[int],
         left: Sequence[int],
     ) -> int | None:
-        """The axis that a mesh axis divides, of those of one dimension."""
+        """The first axis of a dimension that a mesh axis divides."""
         size = self.sizes[index]
         return next((n for n in order if dimensions[n] == dimension and left[n] % size == 0), None)
 
     def _spread_to(self, kind: ValueKind, split: Sequence[Sequence[int]]) -> ArraySharding:
-        """What splits a value, by parts of mesh axes."""
+        """The sub-axes that split each axis of a value."""
         layout: list[tuple[int, ...]] = [()] * len(kind.shape)
         left = list(kind.shape)
-        sizes = self.parts.sizes
+        sizes = self.sub_axes.sizes
         for index, target in enumerate(split):
             for dimension in target:
-                axis = self._whole(dimension, index, kind.dimensions, kind.order, left)
+                axis = self._divisible_axis(dimension, index, kind.dimensions, kind.order, left)
                 axes = [] if axis is None else [axis]
                 if axis is None and (dimension, index) in self._spread:
                     outer = [n for n in kind.order if kind.dimensions[n] == dimension]
-                    inner = [n for n, one in enumerate(kind.inside) if dimension in one]
+                    inner = [
+                        n
+                        for n, outer_dimensions in enumerate(kind.inside)
+                        if dimension in outer_dimensions
+                    ]
                     axes = [*outer[:1], *(n for n in inner if n not in outer)] if outer else []
-                parts = list(self.parts.of[index])
+                sub_axes = list(self.sub_axes.of[index])
                 for current in axes:
-                    while parts and left[current] % sizes[parts[0]] == 0:
-                        left[current] //= sizes[parts[0]]
-                        layout[current] += (parts.pop(0),)
+                    while sub_axes and left[current] % sizes[sub_axes[0]] == 0:
+                        left[current] //= sizes[sub_axes[0]]
+                        layout[current] += (sub_axes.pop(0),)
                     if left[current] > 1:
                         break
-                if axis is not None or len(parts) < len(self.parts.of[index]):
+                if axis is not None or len(sub_axes) < len(self.sub_axes.of[index]):
                     break
         return tuple(layout)
 
     def _value(self, index: int, kind: ValueKind, choice: Choice, groups: Sequence[int]) -> int:
         key = (index, groups[kind.group] if kind.group >= 0 else choice.split)
-        value = self._layouts.get(key)
-        if value is not None:
-            return value
+        layout_id = self._layouts.get(key)
+        if layout_id is not None:
+            return layout_id
         if kind.group >= 0:
-            full = self._known[groups[kind.group]]
+            full = self._interned[groups[kind.group]]
             layout = tuple(
                 full[index] if index >= 0 and size > 1 else ()
-                for index, size in zip(kind.places, kind.shape, strict=True)
+                for index, size in zip(kind.group_axes, kind.shape, strict=True)
             )
         else:
             layout = self._spread_to(kind, choice.split)
-        value = self._layouts[key] = self._number(layout)
-        return value
+        layout_id = self._layouts[key] = self._intern(layout)
+        return layout_id

@@ -1,13 +1,10 @@
-"""The search: good starts by structure, then small changes to the best few, until none helps.
+"""Beam search: structured starts, then single changes to the best few choices until none helps.
 
 For each mesh axis a *role* is what it may do: split a dimension of the batch, with or without
-parameters at rest; or split dimensions of parameters that never meet in one parameter, as Megatron
-splits heads, hidden features and the vocabulary, with or without the sequence in between. Roles are
-tried axis by axis, the best combinations are kept. What remains is changed a dimension, or a group
-of parameters, at a time.
-
-The result says how far it is from a bound that no plan can beat: every device computing all the
-time, without a byte of traffic.
+parameters (FSDP); or split dimensions of which no parameter has two, as Megatron splits heads,
+hidden features and the vocabulary, with or without the sequence in between. Roles are tried axis
+by axis, and the best combinations kept. Then a dimension, or a group of parameters, is changed at
+a time.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ WIDTH = 5
 ROUNDS = 12
 DIMENSIONS = 12
 EACH_RULE = 1e-3
-"""What a plan may be slower, relatively, to have one thing less to say."""
+"""How much slower, relatively, a plan may be for each rule that it saves."""
 
 
 AxisUse = tuple[tuple[int, ...], bool]
-"""What one mesh axis does: the dimensions that it splits, and whether parameters rest split."""
+"""The role of a mesh axis: the dimensions it splits, and whether parameters are stored split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +32,9 @@ class Scored:
     """A choice that was evaluated.
 
     Attributes:
-        choice: it.
-        cost: what it costs.
-        score: what the search orders by; less is better.
+        choice: the choice.
+        cost: its cost.
+        score: the search's order; less is better.
         order: of equal scores the least of these comes first.
     """
 
@@ -72,7 +69,7 @@ class BeamSearch:
         """Nothing is evaluated yet."""
         self.cost = cost
         self.memory = memory
-        self.seen: dict[Choice, Scored] = {}
+        self.scores: dict[Choice, Scored] = {}
         self._beam: list[Scored] = []
         self._axes = len(cost.sizes)
         groups = cost.program.dimensions.groups
@@ -97,11 +94,11 @@ class BeamSearch:
         self._batch = _distinct(
             dimension for group in groups if group.role == "input" for dimension in group.dimensions
         )
-        self._known = self._weighed()
-        self._names = self._alike()
+        self._dimensions = self._dimensions_by_weight()
+        self._permutations = self._symmetries()
 
     def begin(self) -> float:
-        """Try the starts; gives the best score among them."""
+        """Evaluate the starting choices; returns the best score among them."""
         self._beam = self._best(self._starts(), WIDTH)
         return self._beam[0].score
 
@@ -115,26 +112,26 @@ class BeamSearch:
             self.begin()
         beam = self._beam
         for _ in range(ROUNDS):
-            before = {one.choice for one in beam}
-            changed = (again for one in beam for again in self._changes(one.choice))
-            beam = self._best([*(one.choice for one in beam), *changed], WIDTH)
-            if {one.choice for one in beam} == before:
+            before = {scored.choice for scored in beam}
+            changed = (again for scored in beam for again in self._changes(scored.choice))
+            beam = self._best([*(scored.choice for scored in beam), *changed], WIDTH)
+            if {scored.choice for scored in beam} == before:
                 break
-        return self._best(self.seen, count, self.strategy)
+        return self._best(self.scores, count, self.strategy)
 
     def leanest(self) -> float:
-        """The least bytes that a choice needs, of those that were evaluated."""
-        return min(plan.cost.memory for plan in self.seen.values())
+        """The least memory of the choices that were evaluated, in bytes."""
+        return min(plan.cost.memory for plan in self.scores.values())
 
     def around(self, choice: Choice, count: int) -> list[Scored]:
-        """The best choices that differ from one by a single change, and in what they lay out."""
+        """The best choices one change away that differ in a sharding or in strategy."""
 
-        def what(one: Choice) -> object:
-            return self.layouts(one), self.strategy(one)
+        def key(other: Choice) -> object:
+            return self.layouts(other), self.strategy(other)
 
-        same = what(choice)
-        near = self._best(self._changes(choice), count + 1, what)
-        return [one for one in near if what(one.choice) != same][:count]
+        same = key(choice)
+        near = self._best(self._changes(choice), count + 1, key)
+        return [scored for scored in near if key(scored.choice) != same][:count]
 
     def plain(self) -> dict[str, Scored]:
         """The strategies that people write by hand, each at its best, by name."""
@@ -144,11 +141,11 @@ class BeamSearch:
         forms: dict[str, list[AxisUse]] = {"data": [((batch,), False)], "FSDP": [((batch,), True)]}
         result = {name: [roles * self._axes] for name, roles in forms.items()}
         if self._axes > 1:
-            inner = (tuple(n for n in one if n not in self._batch) for one, _ in self._roles())
-            last: list[AxisUse] = [(one, False) for one in dict.fromkeys(inner) if one]
+            inner = (tuple(n for n in split if n not in self._batch) for split, _ in self._roles())
+            last: list[AxisUse] = [(split, False) for split in dict.fromkeys(inner) if split]
             most, full = (forms[name] * (self._axes - 1) for name in ("FSDP", "data"))
-            result["FSDP x tensor"] = [[*most, one] for one in last]
-            result["tensor"] = [[*full, one] for one in last]
+            result["FSDP x tensor"] = [[*most, use] for use in last]
+            result["tensor"] = [[*full, use] for use in last]
             result["sequence"] = [[*most, ((other,), True)] for other in others[:1]]
         best = {
             name: self._best(map(self._choice, roles), 1) for name, roles in result.items() if roles
@@ -156,17 +153,17 @@ class BeamSearch:
         return {name: scored[0] for name, scored in best.items()}
 
     def _evaluated(self, choice: Choice) -> Scored:
-        found = self.seen.get(choice)
-        if found is None:
+        scored = self.scores.get(choice)
+        if scored is None:
             cost = self.cost.of(choice)
-            odd = sum(min(len(one), len(self._storable - one)) for one in choice.stored)
+            odd = sum(min(len(groups), len(self._storable - groups)) for groups in choice.stored)
             complexity = sum(map(len, choice.split)) + sum(map(bool, choice.stored)) + odd
             score = cost.seconds * (1 + EACH_RULE * complexity)
             if cost.memory > self.memory:
                 score = (1 + score) * 1e3 * cost.memory / self.memory
-            found = Scored(choice, cost, float(f"{score:.9e}"), self._order(choice))
-            self.seen[choice] = found
-        return found
+            scored = Scored(choice, cost, float(f"{score:.9e}"), self._order(choice))
+            self.scores[choice] = scored
+        return scored
 
     def _best(
         self,
@@ -174,31 +171,31 @@ class BeamSearch:
         count: int,
         differs: Callable[[Choice], object] | None = None,
     ) -> list[Scored]:
-        """The best of some choices that differ in what they lay out, or in something else."""
-        scored = sorted(
+        """The best of some choices, one for each key of `differs`, by default their shardings."""
+        ranked = sorted(
             (self._evaluated(choice) for choice in dict.fromkeys(choices)),
-            key=lambda one: (one.score, one.order),
+            key=lambda scored: (scored.score, scored.order),
         )
         best: dict[object, Scored] = {}
-        for one in scored:
+        for scored in ranked:
             if len(best) == count:
                 break
-            best.setdefault((differs or self.layouts)(one.choice), one)
+            best.setdefault((differs or self.layouts)(scored.choice), scored)
         return list(best.values())
 
     def layouts(self, choice: Choice) -> object:
-        """How each group is laid out, the same for mesh axes that only have other names."""
+        """The shardings of all groups, the same for any order of interchangeable mesh axes."""
         layouts = [self.cost.group_layout(n, choice) for n in range(len(self._groups))]
         return min(
             tuple(
                 tuple(tuple(sorted(names[n] for n in split)) for split in layout)
                 for layout in layouts
             )
-            for names in self._names
+            for names in self._permutations
         )
 
     def strategy(self, choice: Choice) -> object:
-        """What kinds of things each mesh axis splits: two choices of one strategy are cousins."""
+        """What each mesh axis splits, by kinds: the batch, most parameters, features."""
         return frozenset(
             (use.batch, use.most, use.features & self._heavy or bool(use.features))
             for use in self._uses(choice)
@@ -223,16 +220,19 @@ class BeamSearch:
         uses = []
         for index, split in enumerate(choice.split):
             used = [axis for axis in split if (index, axis) in batch or (index, axis) in computed]
-            features = frozenset(itertools.takewhile(lambda one: one not in self._batch, used))
-            mine = tuple(one for one in self._batch if (index, one) in batch)
-            along = sum(computed[index, feature] for feature in features)
-            most, mainly = 2 * of_axis[index] > full, 2 * along > of_axis[index]
-            uses.append(_Uses(mine, most, features, mainly))
+            features = frozenset(
+                itertools.takewhile(lambda dimension: dimension not in self._batch, used)
+            )
+            batch_dimensions = tuple(
+                dimension for dimension in self._batch if (index, dimension) in batch
+            )
+            feature_bytes = sum(computed[index, feature] for feature in features)
+            most, mainly = 2 * of_axis[index] > full, 2 * feature_bytes > of_axis[index]
+            uses.append(_Uses(batch_dimensions, most, features, mainly))
         return uses
 
     def idea(self, choice: Choice) -> str:
         """What each mesh axis splits, in words."""
-        names = self.cost.mesh.axis_names
         names, sizes = self.cost.mesh.axis_names, self.cost.sizes
         ideas = zip(names, sizes, self._ideas(choice), strict=True)
         return "; ".join(f"{name} splits {idea}" for name, size, idea in ideas if size > 1)
@@ -250,28 +250,28 @@ class BeamSearch:
         }
         ideas = []
         for uses in self._uses(choice):
-            parts = [f"axis {axes[n]} of the batch" if axes[n] else "batch" for n in uses.batch]
-            parts += ["features"] if uses.mainly else ["parameters at rest"] if uses.most else []
-            ideas.append(" and ".join(dict.fromkeys(parts)) or "a few parameters")
+            terms = [f"axis {axes[n]} of the batch" if axes[n] else "batch" for n in uses.batch]
+            terms += ["features"] if uses.mainly else ["parameters at rest"] if uses.most else []
+            ideas.append(" and ".join(dict.fromkeys(terms)) or "a few parameters")
         return ideas
 
     def _order(self, choice: Choice) -> tuple[object, ...]:
-        """Of equal choices the one whose first mesh axes split the batch comes first."""
+        """The order of choices of equal score: first mesh axes split the batch."""
         first = tuple(self._batch[:1] != list(axis[:1]) for axis in choice.split)
-        stored = tuple(tuple(sorted(one)) for one in choice.stored)
+        stored = tuple(tuple(sorted(groups)) for groups in choice.stored)
         return first, choice.split, stored
 
-    def _alike(self) -> list[tuple[int, ...]]:
-        """The other numbers that mesh axes could have without a difference."""
-        result = self.cost.rates.alike
+    def _symmetries(self) -> list[tuple[int, ...]]:
+        """The permutations of mesh axes that change no cost."""
+        same = self.cost.rates.interchangeable
         return [
-            names
-            for names in itertools.permutations(range(self._axes))
-            if all(index == other or result(index, other) for index, other in enumerate(names))
+            order
+            for order in itertools.permutations(range(self._axes))
+            if all(index == other or same(index, other) for index, other in enumerate(order))
         ]
 
-    def _weighed(self) -> list[int]:
-        """The dimensions that matter, those of the batch and of most bytes first."""
+    def _dimensions_by_weight(self) -> list[int]:
+        """The dimensions to split: those of the batch, then those of most bytes."""
         weight = collections.Counter[int]()
         for group, size in zip(self._groups, self.cost.program.resting, strict=True):
             for dimension in set(group.dimensions) - {-1}:
@@ -280,18 +280,18 @@ class BeamSearch:
         return list(dict.fromkeys([*self._batch, *rest]))[:DIMENSIONS]
 
     def _roles(self) -> list[tuple[tuple[int, ...], bool]]:
-        """What one mesh axis may do: dimensions in order, and whether parameters rest split."""
-        meets = collections.defaultdict[int, set[int]](set)
+        """The roles that a mesh axis may have, without repeats."""
+        paired = collections.defaultdict[int, set[int]](set)
         for group in self._groups:
             if group.role != "input":
                 for first, second in itertools.permutations(set(group.dimensions) - {-1}, 2):
-                    meets[first].add(second)
-        inner = [group for group in self._known if group not in self._batch or meets[group]]
+                    paired[first].add(second)
+        inner = [group for group in self._dimensions if group not in self._batch or paired[group]]
         sets = []
         for start in inner:
             taken = [start]
             for group in inner:
-                if group not in taken and not any(group in meets[other] for other in taken):
+                if group not in taken and not any(group in paired[other] for other in taken):
                     taken.append(group)
             sets.append(tuple(sorted(taken, key=inner.index)))
         roles: list[tuple[tuple[int, ...], bool]] = [((), False), ((), True)]
@@ -308,14 +308,16 @@ class BeamSearch:
         best_so_far = [none]
         roles = self._roles()
         for index in range(self._axes):
-            starts = [self._choice((*one, role)) for one in best_so_far for role in roles]
+            starts = [self._choice((*prefix, role)) for prefix in best_so_far for role in roles]
             if index == self._axes - 1:
                 return starts
             by_choice = {
-                self._choice((*one, role)): (*one, role) for one in best_so_far for role in roles
+                self._choice((*prefix, role)): (*prefix, role)
+                for prefix in best_so_far
+                for role in roles
             }
             best = self._best(starts, 3 * WIDTH)
-            best_so_far = [by_choice[one.choice] for one in best]
+            best_so_far = [by_choice[scored.choice] for scored in best]
             plain = [((batch,), False) for batch in self._batch[:2]]
             best_so_far += [(*(plain[:1] * index), role) for role in (*plain, ((), False))]
             best_so_far = list(dict.fromkeys(best_so_far))
@@ -330,12 +332,12 @@ class BeamSearch:
     def _changes(self, choice: Choice) -> Iterable[Choice]:
         for index in range(self._axes):
             split, stored = choice.split[index], choice.stored[index]
-            for one in self._known:
-                if one in split:
-                    yield _with_split(choice, index, tuple(n for n in split if n != one))
+            for dimension in self._dimensions:
+                if dimension in split:
+                    yield _with_split(choice, index, tuple(n for n in split if n != dimension))
                 else:
-                    yield _with_split(choice, index, (one, *split))
-                    yield _with_split(choice, index, (*split, one))
+                    yield _with_split(choice, index, (dimension, *split))
+                    yield _with_split(choice, index, (*split, dimension))
             if stored != self._storable:
                 yield _with_stored(choice, index, self._storable)
             if stored:

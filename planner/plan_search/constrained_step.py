@@ -1,8 +1,8 @@
-"""A traced step with the layouts of its modules' outputs fixed, as a plan's activations fix them.
+"""Sharding constraints on the outputs of a traced step's modules, as a plan's activations set them.
 
-A module's output is marked in the program by the primitive `name`, with `module:layers.0.mlp`, and
-its gradient, where the program marks it, with `gradient:layers.0,layers.0.mlp` for all modules that
-gave it. Behind both a layout constraint is put, in loops and calls too; nothing is traced again.
+The primitive `name` marks a module's output in the program, as `module:layers.0.mlp`, and its
+gradient, where the program marks it, as `gradient:layers.0,layers.0.mlp` for all modules with this
+output. A sharding constraint follows each mark, in loops and calls too; nothing is traced again.
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.ad_checkpoint import checkpoint_name
@@ -35,30 +35,30 @@ from isoshard.core.kit import (
 )
 
 _PASSED = frozenset(("sharding_constraint", "jit", "convert_element_type", "optimization_barrier"))
-"""What lies as its operands of the same shape, beside operations element by element."""
+"""Primitives with the sharding of operands of the same shape, next to elementwise ones."""
 
 
 def constrained(program: Any, layouts: Mapping[str, NamedSharding]) -> Any:
-    """The same program with constraints behind outputs of modules."""
+    """The program with sharding constraints on the outputs of modules."""
     return _Constraints(layouts).program(program) if layouts else program
 
 
 def module_of(equation: Any, mark: str = MODULE) -> str | None:
-    """The module whose output an equation marks; None: it marks none.
+    """The module whose output an equation marks; None without a mark.
 
     Args:
         equation: of a jaxpr.
-        mark: what names of the marks begin with; `GRADIENT` for those of gradients.
+        mark: the prefix of the mark's name; `GRADIENT` for gradients.
     """
     name = equation.params.get("name") if equation.primitive.name == "name" else None
     return name.removeprefix(mark) if isinstance(name, str) and name.startswith(mark) else None
 
 
 def with_free_results(step: TracedStep) -> TracedStep:
-    """A step without the constraints that say again how what is updated, or its gradient, lies.
+    """A step without the constraints that repeat the shardings of updated inputs and gradients.
 
-    A bridge lays out what it stores as it lay before, and gradients as their parameters. Under
-    other layouts of its inputs the step is to give results that lie like these.
+    A bridge constrains updated arrays to the sharding they had, and gradients to that of their
+    parameters. With other shardings of its inputs the step's results must follow the new ones.
     """
     jaxpr = opened(step.program)
     new = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
@@ -67,41 +67,43 @@ def with_free_results(step: TracedStep) -> TracedStep:
         if result.replaces is None:
             continue
         before = step.inputs[result.replaces].sharding
-        for one in _updating(var, new):
-            if one.params["sharding"].is_equivalent_to(before, one.outvars[0].aval.ndim):
-                free[one.outvars[0]] = one.invars[0]
+        for constraint in _updating(var, new):
+            if constraint.params["sharding"].is_equivalent_to(
+                before, constraint.outvars[0].aval.ndim
+            ):
+                free[constraint.outvars[0]] = constraint.invars[0]
     if not free:
         return step
 
-    def of(var: Any) -> Any:
+    def source(var: Any) -> Any:
         while not isinstance(var, Literal) and var in free:  # an average that starts as the weight
             var = free[var]
         return var
 
     equations = [
-        eqn.replace(invars=[of(var) for var in eqn.invars])
+        eqn.replace(invars=[source(var) for var in eqn.invars])
         for eqn in jaxpr.eqns
         if not any(var in free for var in eqn.outvars)
     ]
-    outvars = [of(var) for var in jaxpr.outvars]
+    outvars = [source(var) for var in jaxpr.outvars]
     program = replaced(step.program, eqns=equations, outvars=outvars)
     return dataclasses.replace(step, program=program)
 
 
 def _updating(result: Any, new: Mapping[Any, Any]) -> Iterator[Any]:
-    """The constraints on the way to what is updated, element by element, from its gradient."""
+    """The constraints between an updated array and its gradient, through elementwise eqns."""
     shape, visited, stack = result.aval.shape, set[Any](), [result]
     while stack:
         var = stack.pop()
-        one = None if isinstance(var, Literal) or var in visited else new.get(var)
+        eqn = None if isinstance(var, Literal) or var in visited else new.get(var)
         aval: Any = var.aval
-        if one is None or aval.shape != shape:
+        if eqn is None or aval.shape != shape:
             continue
         visited.add(var)
-        if one.primitive.name == "sharding_constraint":
-            yield one
-        if one.primitive.name in _PASSED or is_elementwise(one.primitive.name):
-            stack += one.invars
+        if eqn.primitive.name == "sharding_constraint":
+            yield eqn
+        if eqn.primitive.name in _PASSED or is_elementwise(eqn.primitive.name):
+            stack += eqn.invars
 
 
 class _Constraints(JaxprRewriter):
@@ -114,13 +116,13 @@ class _Constraints(JaxprRewriter):
         layouts = (self._layouts.get(module) for module in modules.split(","))
         layout = next((layout for layout in layouts if layout is not None), None)
         if layout is not None and eqn.outvars[0].aval.ndim >= len(layout.spec):
-            yield from _behind(eqn, layout)
+            yield from _with_constraint(eqn, layout)
         else:
             yield self.inside(eqn, context)
 
 
-def _behind(equation: Any, layout: NamedSharding) -> Iterator[Any]:
-    """An equation, and a constraint that takes its result's place."""
+def _with_constraint(equation: Any, layout: NamedSharding) -> Iterator[Any]:
+    """An equation, and a sharding constraint of its result."""
     (result,) = equation.outvars
     struct = jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype)
     small = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, layout))(struct)

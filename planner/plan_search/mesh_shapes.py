@@ -1,4 +1,4 @@
-"""Which meshes a machine may be used as: few, with usual names.
+"""The meshes over a machine that a search tries: few, with the usual axis names.
 
 >>> from isoshard.planner.machine.topologies import topology
 >>> [tuple(mesh.shape.items()) for mesh in meshes_of(topology("v5e:4x4"))]
@@ -26,12 +26,12 @@ Where = Mesh | Topology | str | int
 
 
 def meshes_for(where: Where, experts: int = 1) -> list[Mesh]:
-    """The meshes to look at.
+    """The meshes that a search tries.
 
     Args:
-        where: a mesh is the only one then, with Auto axes for Explicit ones; of a machine, or of a
-            number of devices, several.
-        experts: of a mixture; a mesh axis of its own may be for them.
+        where: a mesh, which is then the only one, with Auto axes for Explicit ones; of a machine,
+            or of a number of devices, several.
+        experts: of a mixture; they may have a mesh axis of their own.
 
     Raises:
         ShardingError: there is no such machine, or no such number of devices.
@@ -76,7 +76,7 @@ def _of_devices(count: int, experts: int) -> list[Mesh]:
 
 
 def _inside(machine: Topology) -> Sequence[int]:
-    """Numbers of devices that are close to each other: whole axes of a torus, or one host."""
+    """Sizes of groups of neighbouring devices: full axes of a torus, or one host."""
     if not machine.chip.links:
         return (machine.per_host,)
     return [math.prod(machine.shape[n:]) for n in range(len(machine.shape))]
@@ -86,9 +86,9 @@ def _shapes(
     count: int, inside: Iterable[int], experts: int
 ) -> Iterable[tuple[tuple[int, ...], tuple[str, ...]]]:
     yield (count,), NAMES[:1]
-    close = [one for one in inside if 1 < one < count]
-    powers = [one for one in (8, 16, 4, 32, 2, 64) if one < count]
-    widths = [fromkey for fromkey in dict.fromkeys([*close, *powers]) if fromkey <= _WIDEST]
+    close = [width for width in inside if 1 < width < count]
+    powers = [width for width in (8, 16, 4, 32, 2, 64) if width < count]
+    widths = [width for width in dict.fromkeys([*close, *powers]) if width <= _WIDEST]
     widths = [width for width in widths if count % width == 0][:_SHAPES]
     for width in widths:
         yield (count // width, width), NAMES[:2]

@@ -1,21 +1,21 @@
-"""Which axes of a program's values are one dimension, and which lie as one parameter does.
+"""The dimensions of a step: which axes of its values must have the same sharding.
 
-Two unions of axes are kept. A *dimension* joins all axes that some operation ties: the batch, the
-features of a residual stream, the heads. A *strand* joins only axes that pass through operations
-which keep a value as it is (element by element, transposed, stacked): a parameter, its gradient
-and its optimizer state share strands, and what is computed with it does not. So a parameter can
-rest split along an axis along which nothing is computed.
+Two unions of axes are computed. A *dimension* joins all axes that some operation ties: the batch,
+the features of a residual stream, the heads. A *strand* joins only axes that pass through
+operations which preserve a value's elements (elementwise, transposed, stacked): a parameter, its
+gradient and its optimizer state share strands, and what is computed with it does not. So a
+parameter can be stored split along an axis along which nothing is computed.
 
-Layers that repeat are one: parameters whose names differ in numbers only, of one shape, share
-dimensions and strands, as long as that makes no two axes of a parameter alike. Where it would (a
-chain of square layers), every second one is merged, or none. A stack of layers counts as its rows.
+Parameters of repeated layers, whose names differ in indices only, of one shape, share dimensions
+and strands, unless that would join two axes of a parameter. Where it would (a chain of square
+layers), every second one is merged, or none. A stack of layers counts as its rows.
 
 >>> layer_pattern("layers.11.experts.3.up")
 ('layers.#.experts.#.up', (11, 3))
 
 A step is listed as one sequence of operations: bodies of loops inline, with how often they run.
-Each value has a range of that list in which it is needed. What XLA fuses (an operation by element
-with one reader) is not kept: what it is made of is needed in its place.
+Each value has a range of that list in which it is alive. What XLA fuses (an elementwise operation
+with one reader) has no memory: its operands are alive instead.
 
 >>> import jax, jax.numpy as jnp
 >>> from ..propagation.flat_program import flattened
@@ -46,9 +46,9 @@ WINDOWED = frozenset(
     "conv_general_dilated reduce_window reduce_window_sum reduce_window_max reduce_window_min "
     "select_and_scatter select_and_scatter_add select_and_gather_add".split()
 )
-"""Primitives along whose whole factors neighbours exchange rows, so that those may be split."""
+"""Primitives whose unsharded factors may be split: neighbours exchange the rows at the edges."""
 
-_KEEPS = frozenset(
+_PRESERVING = frozenset(
     "optimization_barrier device_put name sharding_constraint reshard transpose squeeze reshape "
     "expand_dims dynamic_slice dynamic_update_slice slice concatenate copy row edge stack".split()
 )
@@ -56,7 +56,7 @@ _PERIODS = (1, 2)
 
 
 class Union:
-    """Sets of numbers that are joined.
+    """Disjoint sets of integers (union-find).
 
     >>> union = Union(4)
     >>> union.join(3, 1)
@@ -65,21 +65,21 @@ class Union:
     """
 
     def __init__(self, size: int) -> None:
-        """Each number is a set of its own."""
+        """Each integer is a set of its own."""
         self._parent = list(range(size))
 
-    def find(self, find: int) -> int:
-        """The smallest number of the set."""
+    def find(self, index: int) -> int:
+        """The smallest integer of the set."""
         parent = self._parent
-        while parent[find] != find:
-            parent[find] = parent[parent[find]]
-            find = parent[find]
-        return find
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
 
-    def join(self, value: int, other: int) -> None:
-        """Make one set of two."""
-        value, other = sorted((self.find(value), self.find(other)))
-        self._parent[other] = value
+    def join(self, index: int, other: int) -> None:
+        """Join two sets."""
+        index, other = sorted((self.find(index), self.find(other)))
+        self._parent[other] = index
 
     def copy(self) -> Union:
         """The same sets."""
@@ -90,7 +90,7 @@ class Union:
 
 @dataclasses.dataclass(frozen=True)
 class LeafGroup:
-    """Parameters that are laid out alike, or one array of the batch.
+    """Parameters that get the same sharding, or one array of the batch.
 
     Attributes:
         names: of the inputs, as written.
@@ -115,13 +115,13 @@ class NamedDimensions:
 
     Attributes:
         listing: the program.
-        groups: what a plan lays out.
-        first: of each value, the number of its first axis in the unions.
-        dimension: of each axis of each value, by `first`; -1: nothing is to be split along it.
+        groups: the leaves that a plan shards.
+        first: of each value, the index of its first axis in the unions.
+        dimension: of each axis of each value, by `first`; -1: it cannot be split.
         strand: likewise.
-        inside: dimensions of which an axis is an inner part: where a reshape splits features into
-            heads and the elements of one, those are an inner part of the features.
-        loops: strands of the leading axes of what loops take rows of, or stack.
+        inside: dimensions of which an axis is an inner factor: where a reshape splits features
+            into heads and the elements of a head, those are an inner factor of the features.
+        loops: strands of the leading axes of arrays that loops take rows of, or stack.
     """
 
     listing: StepListing
@@ -133,16 +133,16 @@ class NamedDimensions:
     loops: frozenset[int]
 
     def axes(self, value: int) -> slice:
-        """The numbers of a value's axes."""
+        """The indices of a value's axes in the unions."""
         start = self.first[value]
         return slice(start, start + len(self.listing.flat.shapes[value]))
 
 
 def named_dimensions(step: TracedStep) -> NamedDimensions:
-    """Follow a step's program.
+    """The dimensions of a step's program.
 
     Args:
-        step: any; its layouts are not read.
+        step: the step; its shardings are not read.
     """
     listing = StepListing.of(flattened(step.program))
     flat = listing.flat
@@ -172,16 +172,16 @@ class _Inputs:
         ]
 
     def axes(self, index: int) -> range:
-        """The numbers of the axes of an input."""
+        """The indices of the axes of an input."""
         start = self._starts[index]
         return range(start, start + len(self.step.inputs[index].layer_shape))
 
-    def apart(self, index: int, union: Union) -> int:
-        """How many dimensions the axes of an input are of."""
+    def dimension_count(self, index: int, union: Union) -> int:
+        """The number of different dimensions of an input's axes."""
         return len({union.find(axis) for axis in self.axes(index)})
 
     def join(self, positions: Sequence[int], union: Union) -> None:
-        """Join the axes of inputs, one by one."""
+        """Join the axes of inputs, axis by axis."""
         for other in positions[1:]:
             for axis, two in zip(self.axes(positions[0]), self.axes(other), strict=True):
                 union.join(axis, two)
@@ -189,7 +189,7 @@ class _Inputs:
 
 def _tie(op: FlatOp, first: Sequence[int], tied: Union, saved: Union) -> None:
     """Join the axes that an operation ties."""
-    keeps = is_elementwise(op.name) or op.name in _KEEPS
+    preserving = is_elementwise(op.name) or op.name in _PRESERVING
     windowed = op.name in WINDOWED
     for factor, axes in _by_factor(op, first).items():
         if len(axes) < 2 or (factor in op.rule.whole and not windowed):
@@ -197,19 +197,19 @@ def _tie(op: FlatOp, first: Sequence[int], tied: Union, saved: Union) -> None:
         indices = [index for index, _ in axes]
         for index in indices[1:]:
             tied.join(indices[0], index)
-        if keeps and len({size for _, size in axes}) == 1:
+        if preserving and len({size for _, size in axes}) == 1:
             for index in indices[1:]:
                 saved.join(indices[0], index)
 
 
 def layer_pattern(name: str) -> tuple[str, tuple[int, ...]]:
-    """A name without its numbers, and the numbers."""
-    indices = tuple(int(one) for one in re.findall(r"(?<![^.])\d+(?![^.])", name))
+    """A name with `#` for its indices, and the indices."""
+    indices = tuple(int(digits) for digits in re.findall(r"(?<![^.])\d+(?![^.])", name))
     return re.sub(r"(?<![^.])\d+(?![^.])", "#", name), indices
 
 
 def _by_factor(op: FlatOp, first: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """Of each factor the axes of which it is the outermost: their number, and their factors."""
+    """The axes whose outermost factor it is, by factor: each axis' index and number of factors."""
     by_factor = collections.defaultdict[int, list[tuple[int, int]]](list)
     arrays = zip((*op.rule.operands, *op.rule.results), (*op.operands, *op.results), strict=True)
     for axes, value in arrays:
@@ -221,19 +221,19 @@ def _by_factor(op: FlatOp, first: Sequence[int]) -> dict[int, list[tuple[int, in
 
 
 def _inner(op: FlatOp, first: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Axes that are an inner part of another operand's or result's axis, each with that one."""
-    outermost = None
+    """Pairs of an axis and the axis of another operand or result of which it is an inner factor."""
+    axes_of_factor = None
     arrays = zip((*op.rule.operands, *op.rule.results), (*op.operands, *op.results), strict=True)
     for axes, value in arrays:
         for axis, factors in enumerate(axes if value != CONSTANT else ()):
             for factor in factors[1:]:
-                outermost = outermost or _by_factor(op, first)
-                for index, _ in outermost.get(factor, ()):
+                axes_of_factor = axes_of_factor or _by_factor(op, first)
+                for index, _ in axes_of_factor.get(factor, ()):
                     yield index, first[value] + axis
 
 
 def _follow(inputs: _Inputs, unions: Sequence[Union]) -> None:
-    """Optimizer state lies as its parameter."""
+    """Join the axes of optimizer state with those of its parameter."""
     arguments = inputs.step.inputs
     positions = {argument.name: n for n, argument in enumerate(arguments)}
     for index, argument in enumerate(arguments):
@@ -244,7 +244,7 @@ def _follow(inputs: _Inputs, unions: Sequence[Union]) -> None:
 
 
 def _merged(inputs: _Inputs, tied: Union, saved: Union) -> list[list[int]]:
-    """Join the dimensions of parameters that repeat; gives the inputs that are one group."""
+    """Join the dimensions of repeated parameters; returns the inputs of each group."""
     stacks = collections.defaultdict[str, list[tuple[str, tuple[int, ...], int]]](list)
     single: list[list[int]] = []
     arguments = inputs.step.inputs
@@ -260,19 +260,22 @@ def _merged(inputs: _Inputs, tied: Union, saved: Union) -> list[list[int]]:
     groups: list[list[int]] = []
     for stack in stacks.values():
         for period in (*_PERIODS, 0):
-            result = collections.defaultdict[tuple[object, ...], list[int]](list)
+            by_phase = collections.defaultdict[tuple[object, ...], list[int]](list)
             for pattern, indices, index in stack:
                 phase: object = tuple(n % period for n in indices) if period else index
                 argument = arguments[index]
-                result[pattern, argument.layer_shape, argument.dtype, phase].append(index)
+                by_phase[pattern, argument.layer_shape, argument.dtype, phase].append(index)
             trial = tied.copy()
-            for positions in result.values():
+            for positions in by_phase.values():
                 inputs.join(positions, trial)
-            if all(inputs.apart(n, tied) == inputs.apart(n, trial) for _, _, n in stack):
-                for positions in result.values():
+            if all(
+                inputs.dimension_count(n, tied) == inputs.dimension_count(n, trial)
+                for _, _, n in stack
+            ):
+                for positions in by_phase.values():
                     inputs.join(positions, tied)
                     inputs.join(positions, saved)
-                groups += result.values()
+                groups += by_phase.values()
                 break
     return sorted([*single, *groups])
 
@@ -305,14 +308,19 @@ def _finished(
     of_root = {root: tuple(sorted(result)) for root, result in inside.items()}
     groups = []
     for member in members:
-        one, axes = arguments[member[0]], inputs.axes(member[0])
-        mine = slice(axes.start, axes.stop)
+        leaf, axes = arguments[member[0]], inputs.axes(member[0])
+        span = slice(axes.start, axes.stop)
         names = tuple(
             name for index in member for name in arguments[index].layers or (arguments[index].name,)
         )
         groups.append(
             LeafGroup(
-                names, one.role, one.layer_shape, one.dtype.itemsize, dimension[mine], strand[mine]
+                names,
+                leaf.role,
+                leaf.layer_shape,
+                leaf.dtype.itemsize,
+                dimension[span],
+                strand[span],
             )
         )
     return NamedDimensions(
@@ -352,9 +360,9 @@ class StepListing:
     Attributes:
         flat: the program.
         ops: its operations.
-        since: of values, the place from which they take memory.
-        until: of values, the last place at which they are needed.
-        kept: values that take memory of their own.
+        since: of values, the position from which they are alive.
+        until: of values, the last position at which they are read.
+        materialized: values with memory of their own.
         rows: values of which a loop takes rows, or which it stacks: their leading axis is its own.
     """
 
@@ -362,7 +370,7 @@ class StepListing:
     ops: list[ListedOp]
     since: dict[int, int]
     until: dict[int, int]
-    kept: set[int]
+    materialized: set[int]
     rows: set[int]
 
     @classmethod
@@ -375,8 +383,8 @@ class StepListing:
         return listing
 
     def alive(self, index: int) -> Iterator[int]:
-        """The values that take memory at a place of the list."""
-        for value in self.kept:
+        """The values alive at a position of the list."""
+        for value in self.materialized:
             if self.since[value] <= index <= self.until.get(value, -1):
                 yield value
 
@@ -420,4 +428,4 @@ class StepListing:
                         if operand != CONSTANT:
                             self.until[operand] = max(self.until[operand], self.until[result])
                 elif not op.bodies or op.name not in ("edge",):
-                    self.kept.add(result)
+                    self.materialized.add(result)

@@ -1,18 +1,17 @@
 """The best choices evaluated as plans, with and without rules for activations.
 
-The cost by kinds assumes that each value is sharded as the choice says. The partitioner propagates
-shardings from parameters and batch alone, and may choose another one. So a plan is evaluated as it
-is, then with layouts of the outputs of blocks, then of all modules; what says less counts unless
-more is faster.
-
-Those that seem fastest are checked as the step is written, as long as they may fit.
+The cost by kinds assumes that each value is sharded as in the choice. The partitioner propagates
+shardings from parameters and batch alone, and may choose another one. So a plan is evaluated
+without activation rules, then with rules for the outputs of blocks, then of all modules; the
+shorter plan wins unless a longer one is faster.
 
 A plan is evaluated with equal layers as a loop. With layers written out it may need up to a third
-more memory, and XLA's partitioner may find other memory and seconds again. Those checks are few.
-Plans of one idea on one mesh change alike, so after one of them was checked the others count with
-its changes: those that would not fit are passed over, and the next idea has its turn. If nothing
-that may fit is left, what is leanest is checked all the same, of each idea the leanest first.
-What was found of several ideas, the least of it, is expected of the others, too.
+more memory, and XLA's partitioner may report other memory and seconds again. So the plans that
+seem fastest are checked as the step is written. Those checks are few: plans of one idea on one
+mesh change by similar factors, so after one of them was checked the others are corrected by its
+factors. Plans that then would not fit are skipped, and the next idea is checked. If none may fit,
+the plans with least memory are checked anyway, one of each idea first. The least factors of
+several ideas correct the plans of all others.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Candidate:
     """A choice that may be the best.
 
     Attributes:
-        scored: it, with its cost by kinds.
+        scored: the choice, with its cost by kinds.
         beam: the search over its mesh.
     """
 
@@ -52,12 +51,12 @@ class Candidate:
 
     @property
     def kind(self) -> object:
-        """What mesh axes split, the same for all that are variants of one idea."""
+        """What mesh axes split, the same for all variants of one idea."""
         return self.beam.kind(self.choice)
 
     @property
     def mesh(self) -> Mesh:
-        """That the choice is over."""
+        """The mesh of the choice."""
         return self.cost.mesh
 
     @property
@@ -72,14 +71,14 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class SeenPlan:
+class EvaluatedPlan:
     """A candidate as a plan, with its cost.
 
     Attributes:
         candidate: the choice.
-        plan: what says it.
-        cost: at the depth that was asked for.
-        outputs: layouts of modules' outputs that the plan asks for.
+        plan: the choice as rules.
+        cost: at the requested depth.
+        outputs: shardings of modules' outputs by the plan's activation rules.
     """
 
     candidate: Candidate
@@ -94,72 +93,74 @@ class SeenPlan:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Less is better: what fits, then what is fast and short."""
+        """The order of plans, the best first: those that fit, then fast and short ones."""
         order = len(self.plan.rules) + len(self.plan.activations)
         order += len(self.candidate.mesh.axis_names)
         return not self.cost.fits, self.cost.seconds * (1 + EACH_RULE * order)
 
 
-def seen(
+def evaluate(
     step: SearchedStep,
     candidate: Candidate,
     fixed: Plan | None,
     capacity: int,
     depth: SearchDepth,
-) -> SeenPlan:
-    """Write a candidate as a plan, and evaluate it."""
-    every = {name: one for name, one in _every_output(step, candidate).items() if len(one.spec)}
-    blocks = {name: device for name, device in every.items() if _is_block(name, every)}
+) -> EvaluatedPlan:
+    """Express a candidate as a plan, and evaluate it."""
+    every = {
+        name: layout for name, layout in _every_output(step, candidate).items() if len(layout.spec)
+    }
+    blocks = {name: layout for name, layout in every.items() if _is_block(name, every)}
     if depth == "kinds":
         cost = by_kinds(candidate.scored.cost, candidate.mesh, capacity)
-        return SeenPlan(candidate, plan_of(step, candidate, fixed, blocks), cost, blocks)
+        return EvaluatedPlan(candidate, plan_of(step, candidate, fixed, blocks), cost, blocks)
     layouts = layouts_of_choice(step.written, candidate.cost, candidate.choice)
-    result = []
+    variants = []
     for outputs in ({}, blocks, every):
-        if result and (not outputs or outputs == result[-1].outputs):
+        if variants and (not outputs or outputs == variants[-1].outputs):
             continue
         plan = plan_of(step, candidate, fixed, outputs)
         cost = step.cost(layouts, candidate.mesh, capacity, outputs)
-        result.append(SeenPlan(candidate, plan, cost, outputs))
+        variants.append(EvaluatedPlan(candidate, plan, cost, outputs))
         if cost.fits and cost.seconds < 1.02 * candidate.scored.cost.seconds:
             break
-    return min(result, key=lambda one: one.order)
+    return min(variants, key=lambda variant: variant.order)
 
 
-def checked(step: SearchedStep, visited: SeenPlan) -> SeenPlan:
-    """The same plan with memory for the step as it is written, too."""
-    candidate = visited.candidate
+def checked(step: SearchedStep, evaluated: EvaluatedPlan) -> EvaluatedPlan:
+    """The plan with its memory for the step as it is written, too."""
+    candidate = evaluated.candidate
     layouts = layouts_of_choice(step.written, candidate.cost, candidate.choice)
     return dataclasses.replace(
-        visited, cost=step.as_written(visited.cost, layouts, candidate.mesh, visited.outputs)
+        evaluated, cost=step.as_written(evaluated.cost, layouts, candidate.mesh, evaluated.outputs)
     )
 
 
-def under_plan(step: SearchedStep, sharding: TracedStep, visited: SeenPlan) -> SeenPlan:
-    """The same plan with the cost, and the memory as written, of a step that was traced under it.
+def under_plan(step: SearchedStep, planned: TracedStep, evaluated: EvaluatedPlan) -> EvaluatedPlan:
+    """The plan with the cost, and the memory as written, of a step that was traced under it.
 
-    What a plan says of a module's output holds for its gradient, too; a program that was traced
+    A plan's rule for a module's output applies to its gradient, too; a program that was traced
     without the plan has no mark for that.
     """
     loops = step.looped is not step.written
-    again = SearchedStep(sharding, with_loops(sharding) if loops else sharding, step.program)
-    cost = again.cost({}, sharding.mesh, visited.cost.capacity)
-    return dataclasses.replace(visited, cost=again.as_written(cost, {}, sharding.mesh))
+    again = SearchedStep(planned, with_loops(planned) if loops else planned, step.program)
+    cost = again.cost({}, planned.mesh, evaluated.cost.capacity)
+    return dataclasses.replace(evaluated, cost=again.as_written(cost, {}, planned.mesh))
 
 
-def partitioned(step: SearchedStep, visited: SeenPlan) -> SeenPlan:
-    """The same plan with the seconds of XLA's partitioner, and no less memory than before."""
-    mesh = visited.candidate.mesh
-    layouts = layouts_of_choice(step.written, visited.candidate.cost, visited.candidate.choice)
-    cost = step.cost(layouts, mesh, visited.cost.capacity, visited.outputs, "partition")
-    memory = max(cost.memory, visited.cost.memory)
-    return dataclasses.replace(visited, cost=dataclasses.replace(cost, memory=memory))
+def partitioned(step: SearchedStep, evaluated: EvaluatedPlan) -> EvaluatedPlan:
+    """The plan with the seconds of XLA's partitioner, and no less memory than before."""
+    mesh = evaluated.candidate.mesh
+    layouts = layouts_of_choice(step.written, evaluated.candidate.cost, evaluated.candidate.choice)
+    cost = step.cost(layouts, mesh, evaluated.cost.capacity, evaluated.outputs, "partition")
+    memory = max(cost.memory, evaluated.cost.memory)
+    return dataclasses.replace(evaluated, cost=dataclasses.replace(cost, memory=memory))
 
 
 def layouts_of_choice(
     step: TracedStep, cost: AnalyticCost, choice: Choice
 ) -> dict[str, NamedSharding]:
-    """The layout of each parameter, buffer and array of the batch."""
+    """The sharding of each parameter, buffer and array of the batch."""
     of_group = {
         name: _spec(cost.group_layout(index, choice), cost.mesh)
         for index, group in enumerate(cost.program.dimensions.groups)
@@ -175,7 +176,7 @@ def layouts_of_choice(
 def plan_of(
     step: SearchedStep, candidate: Candidate, fixed: Plan | None, outputs: dict[str, NamedSharding]
 ) -> Plan:
-    """The plan that says what a candidate chose."""
+    """A candidate's choice as the rules of a plan."""
     written, mesh = step.written, candidate.mesh
     layouts = layouts_of_choice(written, candidate.cost, candidate.choice)
     decided = {} if fixed is None or fixed.product else fixed_layouts(fixed, written, mesh)
@@ -210,9 +211,9 @@ def _every_output(step: SearchedStep, candidate: Candidate) -> dict[str, NamedSh
 
 
 def _is_block(name: str, names: dict[str, NamedSharding]) -> bool:
-    """Whether no other module that is marked holds this one."""
-    is_block = name.split(".")
-    return not any(".".join(is_block[:count]) in names for count in range(1, len(is_block)))
+    """Whether a module is inside of no other marked module."""
+    segments = name.split(".")
+    return not any(".".join(segments[:count]) in names for count in range(1, len(segments)))
 
 
 def _spec(layout: ArraySharding, mesh: Mesh) -> PartitionSpec:
@@ -226,134 +227,142 @@ def _spec(layout: ArraySharding, mesh: Mesh) -> PartitionSpec:
 
 
 FITTING = 4
-"""So many plans that fit are checked at most at once, until the best one was."""
+"""At most so many plans that fit are checked in one round."""
 CHECKED = 6
-"""So many plans are checked at most at once, those that do not fit, too."""
+"""At most so many plans are checked in one round, fitting or not."""
 SLOWED, GROWN = 2, 4
-"""After checks of so many ideas the others are expected to be slower, and to grow, as the least."""
+"""After checks of so many ideas, their least factor of seconds, and of memory, corrects all."""
 DOUBT = 1.1
-"""What is expected to need more than this times a device's memory is not checked."""
+"""A plan that is expected to need more than this times a device's memory is not checked."""
 
 
 class PlanChecks:
-    """What the checks of a search have found.
+    """The checks of a search: plans evaluated again, more exactly.
 
     Args:
         written: checks the memory of a plan with layers written out.
-        last: what has the last word on a plan that fits so; by default nothing has.
+        last: evaluates a plan that fits so once more; by default nothing does.
     """
 
     def __init__(
         self,
-        written: Callable[[SeenPlan], SeenPlan],
-        last: Callable[[SeenPlan], SeenPlan] | None = None,
+        written: Callable[[EvaluatedPlan], EvaluatedPlan],
+        last: Callable[[EvaluatedPlan], EvaluatedPlan] | None = None,
     ) -> None:
         """Nothing is checked yet."""
         self._written = written
-        self._last = last
-        self._done: dict[object, SeenPlan] = {}
+        self._final = last
+        self._checked: dict[object, EvaluatedPlan] = {}
         self._grown: dict[object, float] = {}
         self._slowed: dict[object, float] = {}
 
-    def told(self, visited: SeenPlan) -> SeenPlan:
-        """A plan as it was checked, or with the changes that are expected after other checks."""
-        if visited.candidate.key in self._done:
-            return self._done[visited.candidate.key]
-        idea = _idea(visited)
-        if visited.cost.depth == "kinds":
-            return visited
-        memory = int(visited.cost.memory * _expected(self._grown, idea, GROWN))
-        seconds = visited.cost.seconds * _expected(self._slowed, idea, SLOWED)
+    def corrected(self, evaluated: EvaluatedPlan) -> EvaluatedPlan:
+        """A plan as it was checked, or corrected by the factors of other checks."""
+        if evaluated.candidate.key in self._checked:
+            return self._checked[evaluated.candidate.key]
+        idea = _idea(evaluated)
+        if evaluated.cost.depth == "kinds":
+            return evaluated
+        memory = int(evaluated.cost.memory * _expected(self._grown, idea, GROWN))
+        seconds = evaluated.cost.seconds * _expected(self._slowed, idea, SLOWED)
         return dataclasses.replace(
-            visited, cost=dataclasses.replace(visited.cost, memory=memory, seconds=seconds)
+            evaluated, cost=dataclasses.replace(evaluated.cost, memory=memory, seconds=seconds)
         )
 
-    def settled(self, result: Sequence[SeenPlan], target: int, leanest: bool) -> list[SeenPlan]:
-        """Check plans until so many fit to which no other one is preferred.
+    def settled(
+        self, plans: Sequence[EvaluatedPlan], count: int, leanest: bool
+    ) -> list[EvaluatedPlan]:
+        """Check plans until the best `count` of them are checked and fit.
 
         Args:
-            result: all plans that were looked at.
-            target: how many, each the best of its idea.
-            leanest: whether what is not expected to fit is checked, too, if nothing else fits.
+            plans: all plans that were evaluated.
+            count: how many to settle, each the best of its idea.
+            leanest: whether plans that are not expected to fit are checked, too, if none fits.
 
         Returns:
-            All plans, best first; those that were not looked at closely last. If none that was
-            checked fits, one that does not fit is the first.
+            All plans, best first; those evaluated by kinds alone last. If no checked plan fits,
+            the first is one that does not.
         """
-        before, fitted = len(self._done), 0
-        while len(self._done) < before + CHECKED and fitted < FITTING:
-            best = self._next(result, target, leanest)
+        before, fitted = len(self._checked), 0
+        while len(self._checked) < before + CHECKED and fitted < FITTING:
+            best = self._next(plans, count, leanest)
             if best is None:
                 break
             checked = self._written(best)
-            if self._last and checked.cost.fits:
-                checked = self._last(checked)
+            if self._final and checked.cost.fits:
+                checked = self._final(checked)
             self._learn(best, checked)
             fitted += checked.cost.fits
-        fitting = sorted(self._fitting(result), key=_order)[:target]
-        first = {one.candidate.key for one in fitting}
-        others = [self.told(one) for one in result if one.candidate.key not in first]
+        fitting = sorted(self._fitting(plans), key=_order)[:count]
+        first = {plan.candidate.key for plan in fitting}
+        others = [self.corrected(plan) for plan in plans if plan.candidate.key not in first]
 
-        def order(visited: SeenPlan) -> tuple[object, ...]:
-            """What only may fit does not come first."""
-            return not fitting and visited.candidate.key not in self._done, _order(visited)
+        def order(evaluated: EvaluatedPlan) -> tuple[object, ...]:
+            """Without a plan that is checked and fits, unchecked ones do not come first."""
+            return not fitting and evaluated.candidate.key not in self._checked, _order(evaluated)
 
         return [*fitting, *sorted(others, key=order)]
 
-    def _learn(self, visited: SeenPlan, checked: SeenPlan) -> None:
-        idea = _idea(visited)
-        self._done[visited.candidate.key] = checked
-        grown = checked.cost.memory / visited.cost.memory
+    def _learn(self, evaluated: EvaluatedPlan, checked: EvaluatedPlan) -> None:
+        idea = _idea(evaluated)
+        self._checked[evaluated.candidate.key] = checked
+        grown = checked.cost.memory / evaluated.cost.memory
         self._grown[idea] = min(grown, self._grown.get(idea, grown))
         if checked.cost.fits:
-            slowed = checked.cost.seconds / visited.cost.seconds
+            slowed = checked.cost.seconds / evaluated.cost.seconds
             self._slowed[idea] = min(slowed, self._slowed.get(idea, slowed))
 
-    def _next(self, result: Sequence[SeenPlan], target: int, leanest: bool) -> SeenPlan | None:
-        """The plan to check next; None: it is settled."""
-        left = {
-            one.candidate.key: one
-            for one in result
-            if one.candidate.key not in self._done and one.cost.depth != "kinds" and one.cost.fits
+    def _next(
+        self, plans: Sequence[EvaluatedPlan], count: int, leanest: bool
+    ) -> EvaluatedPlan | None:
+        """The plan to check next; None: all are settled."""
+        unchecked = {
+            plan.candidate.key: plan
+            for plan in plans
+            if plan.candidate.key not in self._checked
+            and plan.cost.depth != "kinds"
+            and plan.cost.fits
         }
-        fitting = self._fitting(result)
-        expected = [self.told(one) for one in left.values()]
-        hopeful = [word for word in expected if word.cost.fits and not _follows(word, fitting)]
+        fitting = self._fitting(plans)
+        expected = [self.corrected(plan) for plan in unchecked.values()]
+        hopeful = [plan for plan in expected if plan.cost.fits and not _follows(plan, fitting)]
         if hopeful:
             best = min(hopeful, key=_order)
-            ahead = sum(_order(one) <= _order(best) for one in fitting)
-            return left[best.candidate.key] if ahead < target else None
-        doubtful = [word for word in expected if word.cost.memory <= DOUBT * word.cost.capacity]
+            ahead = sum(_order(plan) <= _order(best) for plan in fitting)
+            return unchecked[best.candidate.key] if ahead < count else None
+        doubtful = [plan for plan in expected if plan.cost.memory <= DOUBT * plan.cost.capacity]
         if doubtful and leanest and not fitting:
-            best = min(doubtful, key=lambda one: (_idea(one) in self._grown, one.cost.memory))
-            return left[best.candidate.key]
+            best = min(doubtful, key=lambda plan: (_idea(plan) in self._grown, plan.cost.memory))
+            return unchecked[best.candidate.key]
         return None
 
-    def _fitting(self, result: Sequence[SeenPlan]) -> list[SeenPlan]:
-        """What was checked and fits."""
-        done = (self._done[key] for one in result if (key := one.candidate.key) in self._done)
-        return [op for op in done if op.cost.fits]
+    def _fitting(self, plans: Sequence[EvaluatedPlan]) -> list[EvaluatedPlan]:
+        """The plans that were checked and fit."""
+        done = (
+            self._checked[key] for plan in plans if (key := plan.candidate.key) in self._checked
+        )
+        return [plan for plan in done if plan.cost.fits]
 
 
 def _expected(changes: Mapping[object, float], idea: object, several: int) -> float:
-    """How a plan of an idea changes: as others of it, or at least as those of several ideas.
+    """The factor by which a plan of an idea is corrected: that of its idea, or the least.
 
-    What made a plan of one idea better may make all better: so that none is passed over.
+    A factor below 1 is expected of every idea, so that no plan is skipped.
     """
     least = min(changes.values(), default=1.0)
     return changes.get(idea, least if len(changes) >= several else min(1.0, least))
 
 
-def _idea(visited: SeenPlan) -> object:
-    return visited.candidate.mesh, visited.candidate.kind
+def _idea(evaluated: EvaluatedPlan) -> object:
+    return evaluated.candidate.mesh, evaluated.candidate.kind
 
 
-def _follows(visited: SeenPlan, others: Sequence[SeenPlan]) -> bool:
-    """Whether another plan of its idea is preferred to it."""
+def _follows(evaluated: EvaluatedPlan, others: Sequence[EvaluatedPlan]) -> bool:
+    """Whether another plan of its idea comes before it."""
     return any(
-        _idea(other) == _idea(visited) and _order(other) <= _order(visited) for other in others
+        _idea(other) == _idea(evaluated) and _order(other) <= _order(evaluated) for other in others
     )
 
 
-def _order(visited: SeenPlan) -> tuple[object, ...]:
-    return visited.cost.depth == "kinds", *visited.order
+def _order(evaluated: EvaluatedPlan) -> tuple[object, ...]:
+    return evaluated.cost.depth == "kinds", *evaluated.order

@@ -1,4 +1,4 @@
-"""What a step costs under given layouts, at each depth."""
+"""The cost of a step for shardings of its inputs, at each depth."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ partitioner."""
 
 @dataclasses.dataclass(frozen=True)
 class PlanCost:
-    """What a step costs under a plan, on one device.
+    """The cost of a step under a plan, on one device.
 
     Attributes:
         seconds: of a step.
-        busy: of them computing, and moving bytes between memory and cores.
-        collectives: seconds by axes, joined by "+" where devices talk along several at once.
+        busy: seconds of computing, and of moving bytes between memory and cores.
+        collectives: seconds by mesh axes; "+" joins the axes of one collective.
         memory: bytes at the peak.
         capacity: bytes that a device has.
-        depth: how it was found.
+        depth: how it was estimated.
     """
 
     seconds: float
@@ -59,33 +59,35 @@ def cost_of(
     depth: SearchDepth = "trace",
     loops: bool = False,
 ) -> PlanCost:
-    """The cost of layouts, by the traced program or XLA's partitioner.
+    """The cost of shardings, by the traced program or XLA's partitioner.
 
     Args:
         step: the step.
         layouts: of parameters, buffers and the batch, by name.
-        mesh: that they are over.
+        mesh: of the shardings.
         capacity: bytes of one device.
         outputs: of modules, by name; others are left to the partitioner.
         depth: "trace" or "partition".
-        loops: whether the partitioner is to have equal layers of the step as loops.
+        loops: whether the partitioner gets equal layers of the step as loops.
     """
-    sharding = step.laid_out(layouts, mesh)
+    planned = step.laid_out(layouts, mesh)
     if outputs:
-        sharding = dataclasses.replace(sharding, program=constrained(sharding.program, outputs))
+        planned = dataclasses.replace(planned, program=constrained(planned.program, outputs))
     program: DeviceProgram
     if depth == "trace":
-        program = by_tracing(sharding)
+        program = by_tracing(planned)
     else:
-        program = by_partitioner(for_compilers(sharding) if loops else sharding)
-    result, _ = time_of(program, mesh)
+        program = by_partitioner(for_compilers(planned) if loops else planned)
+    time, _ = time_of(program, mesh)
     return PlanCost(
-        result.overlapped, result.busy, result.collectives, program.memory.peak, capacity, depth
+        time.overlapped, time.busy, time.collectives, program.memory.peak, capacity, depth
     )
 
 
-def by_kinds(result: ChoiceCost, mesh: Mesh, capacity: int) -> PlanCost:
-    """The cost of a choice in words."""
+def by_kinds(cost: ChoiceCost, mesh: Mesh, capacity: int) -> PlanCost:
+    """The cost of a choice by kinds, with the names of mesh axes."""
     names = mesh.axis_names
-    talking = {"+".join(names[n] for n in axes): one for axes, one in result.talking.items()}
-    return PlanCost(result.seconds, result.busy, talking, int(result.memory), capacity, "kinds")
+    collectives = {
+        "+".join(names[n] for n in axes): seconds for axes, seconds in cost.collectives.items()
+    }
+    return PlanCost(cost.seconds, cost.busy, collectives, int(cost.memory), capacity, "kinds")

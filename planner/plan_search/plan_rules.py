@@ -10,10 +10,10 @@
 head.weight P('model',)
 * None
 
-Numbers become `*`, then names are shortened from the front as far as no other parameter is meant.
-If most weights lie alike, one rule for all of them stands last. Layers of which every second lies
-otherwise are told by their last digit. Of modules those inside come first, so that what is said of
-all layers is said once:
+Indices become `*`, then names are shortened from the front as far as no other parameter matches.
+If most weights have the same spec, one rule for all of them comes last. Where every second layer
+has another spec, the patterns match the last digit. Rules of inner modules come first, so that one
+rule covers all layers:
 
 >>> outs = {"embed": P("data"), "layers.0": P("data"), "layers.0.up": P(None, "model")}
 >>> outs |= {"layers.1": P("data"), "layers.1.up": P(None, "model")}
@@ -47,7 +47,7 @@ from .named_dimensions import LeafGroup
 
 
 def fixed_layouts(fixed: Plan | None, step: TracedStep, mesh: Mesh) -> dict[str, NamedSharding]:
-    """What a plan decides of a step's parameters and batch, by name.
+    """The shardings of a step's parameters and batch that a plan decides, by name.
 
     Args:
         fixed: the user's plan; None decides nothing.
@@ -55,7 +55,7 @@ def fixed_layouts(fixed: Plan | None, step: TracedStep, mesh: Mesh) -> dict[str,
         mesh: the mesh.
 
     Raises:
-        PlanError: a rule names an axis that the mesh has not, or does not fit.
+        PlanError: a rule does not fit, or names an axis that the mesh does not have.
     """
     if fixed is None:
         return {}
@@ -75,8 +75,8 @@ def fixed_layouts(fixed: Plan | None, step: TracedStep, mesh: Mesh) -> dict[str,
     except ShardingError as error:
         axes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
         raise PlanError(
-            f"fixed= does not go with the mesh ({axes}): {error}. Name one of its axes, or give "
-            "search a mesh that has yours"
+            f"fixed= does not match the mesh ({axes}): {error}. Name one of its axes, or pass a "
+            "mesh that has yours"
         ) from None
     return result
 
@@ -84,44 +84,44 @@ def fixed_layouts(fixed: Plan | None, step: TracedStep, mesh: Mesh) -> dict[str,
 def forced_layouts(
     layouts: Mapping[str, NamedSharding], groups: Sequence[LeafGroup], mesh: Mesh
 ) -> dict[int, ArraySharding]:
-    """Layouts of groups as numbers of mesh axes.
+    """Shardings of groups as indices of mesh axes.
 
     Args:
-        layouts: by name of an input; of a group the first name that is there counts.
-        groups: what is laid out.
+        layouts: by name of an input; of a group the first name in it counts.
+        groups: the groups of leaves.
         mesh: the mesh.
     """
     result: dict[int, ArraySharding] = {}
     for index, group in enumerate(groups):
         name = next((name for name in group.names if name in layouts), None)
         if name is not None:
-            result[index] = _numbered(layouts[name].spec, len(group.shape), mesh)
+            result[index] = _axis_indices(layouts[name].spec, len(group.shape), mesh)
         elif group.names[0].startswith("closed_over."):
             result[index] = ((),) * len(group.shape)
     return result
 
 
-def joined(fixed: Plan | None, result: Plan) -> Plan:
-    """The user's rules, and behind them those found."""
+def joined(fixed: Plan | None, derived: Plan) -> Plan:
+    """The user's rules, followed by those of the search."""
     if fixed is None:
-        return result
+        return derived
     if fixed.product:
         return dataclasses.replace(
-            result,
+            derived,
             activations=tuple(pair for factor in fixed.factors for pair in factor.activations),
             memory=tuple(pair for factor in fixed.factors for pair in factor.memory),
         )
-    both = _without_default(fixed, UNSET).otherwise(result)
-    if fixed.inputs is UNSET or result.inputs is UNSET:
+    both = _without_default(fixed, UNSET).otherwise(derived)
+    if fixed.inputs is UNSET or derived.inputs is UNSET:
         return both
-    mine = dict(fixed.inputs)
-    more = {pattern: spec for pattern, spec in result.inputs if pattern not in mine}
-    return dataclasses.replace(both, inputs=mine | more)
+    fixed_inputs = dict(fixed.inputs)
+    more = {pattern: spec for pattern, spec in derived.inputs if pattern not in fixed_inputs}
+    return dataclasses.replace(both, inputs=fixed_inputs | more)
 
 
 def _without_default(plan: Plan, default: object = None) -> Plan:
     if plan.product:
-        factors = tuple(dataclasses.replace(one, default=default) for one in plan.product)
+        factors = tuple(dataclasses.replace(factor, default=default) for factor in plan.product)
         return dataclasses.replace(plan, product=factors)
     return dataclasses.replace(plan, default=default)
 
@@ -134,11 +134,11 @@ def _leaves(step: TracedStep, roles: Sequence[str]) -> list[ModelLeaf]:
     ]
 
 
-def _numbered(spec: PartitionSpec, rank: int, mesh: Mesh) -> ArraySharding:
-    numbered = {name: index for index, name in enumerate(mesh.axis_names)}
+def _axis_indices(spec: PartitionSpec, rank: int, mesh: Mesh) -> ArraySharding:
+    index_of = {name: index for index, name in enumerate(mesh.axis_names)}
     entries = (*spec, *(None,) * rank)[:rank]
     return tuple(
-        tuple(numbered[name] for name in axis_names(entry) if mesh.shape[name] > 1)
+        tuple(index_of[name] for name in axis_names(entry) if mesh.shape[name] > 1)
         for entry in entries
     )
 
@@ -148,13 +148,13 @@ _PARITY = ("[02468]", "[13579]")
 
 
 def rules_of(specs: Mapping[str, PartitionSpec]) -> dict[str, PartitionSpec | None]:
-    """Rules that give each name its spec, the first that matches deciding.
+    """Rules that give each name its spec; the first that matches decides.
 
     Args:
         specs: of each parameter by name, without trailing None.
 
     Returns:
-        Patterns and specs; None replicates. Each decides something, and each name has one.
+        Patterns and specs; None replicates. No rule is redundant, and each name matches one.
     """
     rules = dict[str, PartitionSpec | None]()
     for pattern, names in _patterns(specs).items():
@@ -167,22 +167,22 @@ def rules_of(specs: Mapping[str, PartitionSpec]) -> dict[str, PartitionSpec | No
 
 
 def activation_rules_of(specs: Mapping[str, PartitionSpec]) -> dict[str, PartitionSpec]:
-    """What a plan says of the outputs of modules; those that lie whole are left to the compiler."""
-    left = dict(specs)
+    """Rules for the outputs of modules; unsharded ones are left to the compiler."""
+    remaining = dict(specs)
     rules = dict[str, PartitionSpec]()
     depths = {name: name.count(".") for name in specs}
     for depth in sorted(set(depths.values()), reverse=True):
-        mine = {name: specs[name] for name in specs if depths[name] == depth}
-        for pattern, names in _patterns(mine, left).items():
+        at_depth = {name: specs[name] for name in specs if depths[name] == depth}
+        for pattern, names in _patterns(at_depth, remaining).items():
             spec = specs[names[0]]
             if len(spec):
-                rules.setdefault(_shortened(pattern, names, left), spec)
-                left = {name: one for name, one in left.items() if name not in names}
+                rules.setdefault(_shortened(pattern, names, remaining), spec)
+                remaining = {name: other for name, other in remaining.items() if name not in names}
     return rules
 
 
 def input_rules_of(specs: Mapping[str, PartitionSpec]) -> object:
-    """What a plan says of the batch: one spec, or one for each name."""
+    """A plan's `inputs`: one spec for the batch, or one for each name."""
     different = set(specs.values())
     if len(different) == 1:
         spec = next(iter(different))
@@ -193,7 +193,7 @@ def input_rules_of(specs: Mapping[str, PartitionSpec]) -> object:
     for name, spec in specs.items():
         if spec != common:
             last = "*" + name.rpartition(".")[2]
-            alone = all(specs[one] == spec for one in specs if matches(last, one))
+            alone = all(specs[other] == spec for other in specs if matches(last, other))
             rules[last if alone else name] = spec if len(spec) else None
     return rules | {"*": common if len(common) else None}
 
@@ -201,25 +201,25 @@ def input_rules_of(specs: Mapping[str, PartitionSpec]) -> object:
 def _patterns(
     specs: Mapping[str, PartitionSpec], within: Mapping[str, PartitionSpec] | None = None
 ) -> dict[str, list[str]]:
-    """Names with numbers replaced as far as those of one pattern lie alike.
+    """Names with indices replaced, as far as those of one pattern have the same spec.
 
-    A pattern matches by chance no other name of `within` that lies otherwise.
+    A pattern matches no other name of `within` with another spec.
     """
     others = specs if within is None else within
-    result = collections.defaultdict[str, list[str]](list)
+    by_pattern = collections.defaultdict[str, list[str]](list)
     for name in specs:
-        result[_NUMBER.sub("*", name)].append(name)
+        by_pattern[_NUMBER.sub("*", name)].append(name)
     patterns = dict[str, list[str]]()
-    for pattern, names in result.items():
-        same = _alike(names, specs)
+    for pattern, names in by_pattern.items():
+        same = _same_spec(names, specs)
         for target in ((pattern,), *(() if same else _by_parity(names))):
-            mine = [[name for name in names if matches(axis, name)] for axis in target]
+            matched = [[name for name in names if matches(axis, name)] for axis in target]
             fits = all(
-                several and _alike(several, specs) and not _others(axis, several, others)
-                for axis, several in zip(target, mine, strict=True)
+                several and _same_spec(several, specs) and not _others(axis, several, others)
+                for axis, several in zip(target, matched, strict=True)
             )
-            if fits and sum(map(len, mine)) == len(names):
-                patterns |= dict(zip(target, mine, strict=True))
+            if fits and sum(map(len, matched)) == len(names):
+                patterns |= dict(zip(target, matched, strict=True))
                 break
         else:
             if len(names) > 1 and same:
@@ -231,7 +231,7 @@ def _patterns(
 
 
 def _by_parity(names: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Patterns that tell even numbers from odd ones, at each place that names have one."""
+    """Pairs of patterns for even and for odd layers, for each index in the names."""
     spans = [match.span() for match in _NUMBER.finditer(names[0])]
     if len(names) < 3:
         return
@@ -241,22 +241,22 @@ def _by_parity(names: Sequence[str]) -> Iterable[tuple[str, str]]:
         yield even, odd
 
 
-def _alike(names: Iterable[str], specs: Mapping[str, PartitionSpec]) -> bool:
+def _same_spec(names: Iterable[str], specs: Mapping[str, PartitionSpec]) -> bool:
     return len({specs[name] for name in names}) == 1
 
 
 def _others(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) -> list[str]:
-    """Names that a pattern matches by chance and that lie otherwise."""
+    """Names with another spec that a pattern matches, too."""
     spec = specs[names[0]]
     return [name for name in specs if matches(pattern, name) and specs[name] != spec]
 
 
 def _shortened(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) -> str:
-    parts = pattern.split(".") if not pattern.startswith("re:") else []
-    for count in range(2, len(parts)):
-        if parts[-count][0] in "*[" or parts[-count].isdigit():
+    segments = pattern.split(".") if not pattern.startswith("re:") else []
+    for count in range(2, len(segments)):
+        if segments[-count][0] in "*[" or segments[-count].isdigit():
             continue
-        short = "*." + ".".join(parts[-count:])
+        short = "*." + ".".join(segments[-count:])
         if all(matches(short, name) for name in names) and not _others(short, names, specs):
             return short
     return pattern
@@ -265,22 +265,22 @@ def _shortened(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec
 def _with_last(
     rules: dict[str, PartitionSpec | None], specs: Mapping[str, PartitionSpec]
 ) -> dict[str, PartitionSpec | None]:
-    """The same with one rule for most names of one last word, if that makes it shorter."""
+    """The rules with one for most names of the same last word, if that is shorter."""
     for word in sorted({name.rpartition(".")[2] for name in specs}):
         last = f"*.{word}"
-        mine = [name for name in specs if matches(last, name)]
+        matched = [name for name in specs if matches(last, name)]
         counts = collections.Counter(
             spec for pattern, spec in rules.items() if pattern.rpartition(".")[2] == word
         )
         if not counts or last in rules:
             continue
-        spec = max(counts, key=lambda one: (counts[one], repr(one)))
+        spec = max(counts, key=lambda rule: (counts[rule], repr(rule)))
         saved = {
             pattern: rule
             for pattern, rule in rules.items()
             if pattern.rpartition(".")[2] != word or rule != spec
         }
-        full = {name: specs[name] for name in mine if not len(specs[name])}
+        full = {name: specs[name] for name in matched if not len(specs[name])}
         for pattern, names in _patterns(full).items():
             mixed = {name: specs[name] for name in specs}
             saved.setdefault(_shortened(pattern, names, mixed), None)

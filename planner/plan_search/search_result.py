@@ -1,4 +1,4 @@
-"""What a search found: a plan, its mesh, what it costs, and what else was near."""
+"""The result of a search: a plan, its mesh and cost, and the runners-up."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 from isoshard.core.kit import UNSET, Plan, ShardingError, TracedStep, human_bytes, preformatted
 
 from ..reports.advice import RECOMPUTE
-from .plan_candidates import SeenPlan, layouts_of_choice
+from .plan_candidates import EvaluatedPlan, layouts_of_choice
 from .plan_cost import PlanCost
 
 NAMES = 4
-"""So many patterns that lie alike are printed; `plan.rules` and `plan.activations` have all."""
+"""Patterns of one spec that are printed; `plan.rules` and `plan.activations` have all."""
 
 
 class NothingFitsError(ShardingError, code="ISO044"):
@@ -39,9 +39,9 @@ class RunnerUp:
     """A plan that was not the best.
 
     Attributes:
-        plan: it.
-        mesh: that it is for.
-        cost: what it costs.
+        plan: the plan.
+        mesh: its mesh.
+        cost: its cost.
         why: why it lost, in words.
         idea: what each mesh axis splits, in words.
     """
@@ -55,16 +55,16 @@ class RunnerUp:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """What a search found; `print` it for a table.
+    """The result of a search; `print` it for a table.
 
     Attributes:
         plan: the best plan.
-        mesh: that it is for.
-        cost: what it costs.
+        mesh: its mesh.
+        cost: its cost.
         idea: what each mesh axis splits, in words.
         runners_up: others, best first, each of another strategy.
-        least_seconds: what no plan can be faster than: every device computing all the time.
-        evaluated: how many choices were looked at.
+        least_seconds: a lower bound of all plans: every device computes all the time.
+        evaluated: how many choices were evaluated.
         seconds_taken: of the search.
 
     Example:
@@ -86,7 +86,7 @@ class SearchResult:
     seconds_taken: float
 
     def __str__(self) -> str:
-        """The plan by what lies alike, its mesh, and a line for each of the others."""
+        """The plan's rules by spec, its mesh and cost, and a line for each of the others."""
         lines = [
             f"{described(self.mesh)}: {_cost(self.cost)}, at most "
             f"{self.cost.seconds / self.least_seconds:.2f} times the least possible",
@@ -110,58 +110,60 @@ def described(mesh: Mesh) -> str:
     return "mesh (" + ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) + ")"
 
 
-def why_lost(one: PlanCost, best: PlanCost) -> str:
+def why_lost(cost: PlanCost, best: PlanCost) -> str:
     """Why a plan is not the best, in words."""
-    if not one.fits:
+    if not cost.fits:
         return (
-            f"needs {human_bytes(one.memory)} on a device, {human_bytes(one.memory - one.capacity)}"
-            f" more than the {human_bytes(one.capacity)} there are"
+            f"needs {human_bytes(cost.memory)} on a device, "
+            f"{human_bytes(cost.memory - cost.capacity)} more than its {human_bytes(cost.capacity)}"
         )
-    if one.depth != best.depth:
-        return f"behind the best by {one.depth!r}, so not looked at by {best.depth!r}"
-    share = one.seconds / best.seconds - 1
-    more = {"computing": one.busy - best.busy} | {
-        f"talking along {axes}": one.collectives.get(axes, 0.0) - best.collectives.get(axes, 0.0)
-        for axes in {*one.collectives, *best.collectives}
+    if cost.depth != best.depth:
+        return f"slower than the best by {cost.depth!r}, so not evaluated by {best.depth!r}"
+    share = cost.seconds / best.seconds - 1
+    more = {"computing": cost.busy - best.busy} | {
+        f"collectives along {axes}": cost.collectives.get(axes, 0.0)
+        - best.collectives.get(axes, 0.0)
+        for axes in {*cost.collectives, *best.collectives}
     }
     reason = max(sorted(more), key=more.__getitem__)
     if share < 5e-4:
-        return "as fast, with more to say"
+        return "as fast, with more rules"
     if more[reason] <= 0:
-        return f"{share:.1%} slower, less of its talking runs beside its computing"
+        return f"{share:.1%} slower, less of its collectives overlaps with computing"
     return f"{share:.1%} slower, {_time(more[reason])} more of {reason}"
 
 
-def nothing_fits(step: TracedStep, result: Sequence[SeenPlan]) -> str:
-    """The message of a search that found nothing.
+def nothing_fits(step: TracedStep, plans: Sequence[EvaluatedPlan]) -> str:
+    """The message of `NothingFitsError`.
 
     Args:
         step: the step.
-        result: what it looked at; the first does not fit. Others may seem to, with layers as loops.
+        plans: that were evaluated; the first does not fit. Others may seem to, with layers as
+            loops.
     """
-    least = min([one for one in result if not one.cost.fits], key=lambda one: one.cost.memory)
+    least = min([plan for plan in plans if not plan.cost.fits], key=lambda plan: plan.cost.memory)
     mesh, cost = least.candidate.mesh, least.cost
     layouts = layouts_of_choice(step, least.candidate.cost, least.candidate.choice)
     resting = sum(leaf.bytes_per_device for leaf in step.laid_out(layouts, mesh).inputs)
     more = math.ceil(mesh.size * cost.memory / cost.capacity)
-    ways = _ways_out(step, resting > cost.memory / 2)
+    fixes = _fixes(step, resting > cost.memory / 2)
     return (
         f"{step.name}: no plan fits in the {human_bytes(cost.capacity)} of a device. The least "
         f"needs {human_bytes(cost.memory)}, {human_bytes(cost.memory - cost.capacity)} too much; "
-        f"of it {human_bytes(resting)} rest between steps. What would help: more devices (about "
-        f"{more}, not {mesh.size}), {', '.join(ways)}"
+        f"of it {human_bytes(resting)} are stored between steps. What would help: more devices "
+        f"(about {more}, not {mesh.size}), {', '.join(fixes)}"
     )
 
 
-def _ways_out(step: TracedStep, rests: bool) -> list[str]:
-    ways = ["a smaller batch"]
+def _fixes(step: TracedStep, mostly_state: bool) -> list[str]:
+    fixes = ["a smaller batch"]
     again = ("remat", "remat2", "checkpoint")
     how = RECOMPUTE.get(step.framework)
     if how and not any(eqn.primitive.name in again for eqn in step.program.eqns):
-        ways.append(f"layers computed again in the backward pass ({how})")
+        fixes.append(f"layers computed again in the backward pass ({how})")
     if any(leaf.role == "parameter" and leaf.dtype.itemsize > 2 for leaf in step.inputs):
-        ways.append("parameters or optimizer state in bfloat16")
-    return ways[::-1] if rests else ways
+        fixes.append("parameters or optimizer state in bfloat16")
+    return fixes[::-1] if mostly_state else fixes
 
 
 def _cost(cost: PlanCost) -> str:
@@ -174,16 +176,16 @@ def _time(seconds: float) -> str:
 
 
 def _rules(plan: Plan) -> list[str]:
-    """The plan's rules in order, neighbours that lie alike on one line."""
-    parts = {
+    """The plan's rules in order, neighbours with the same spec on one line."""
+    sections = {
         "parameters": plan.rules,
         "inputs": () if plan.inputs is UNSET else plan.inputs,
         "outputs of modules": [(name, activation.output) for name, activation in plan.activations],
     }
     lines = []
-    for chunk, pairs in parts.items():
-        lines += [f"  {chunk}"] if pairs else []
-        for spec, same in itertools.groupby(pairs, key=lambda pair: _said(pair[1])):
+    for title, pairs in sections.items():
+        lines += [f"  {title}"] if pairs else []
+        for spec, same in itertools.groupby(pairs, key=lambda pair: _spec_text(pair[1])):
             names = [name for name, _ in same]
             shown = ", ".join(names[:NAMES])
             more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
@@ -191,5 +193,5 @@ def _rules(plan: Plan) -> list[str]:
     return lines
 
 
-def _said(spec: object) -> str:
-    return "whole" if spec is None else str(spec)
+def _spec_text(spec: object) -> str:
+    return "replicated" if spec is None else str(spec)

@@ -1,10 +1,10 @@
-"""A step as a search follows it: equal layers as a loop, so that 96 take no longer than 4.
+"""A step as a search evaluates it: equal layers as a loop, so that 96 take no longer than 4.
 
-What is found is of the step as written: layouts have the names of its parameters, and memory is
-checked with its layers written out, since a loop may keep fewer activations.
+The plan is for the step as written: shardings have the names of its parameters, and memory is
+checked with its layers written out, since a loop may store fewer activations.
 
-Where loops would hide a choice (in a chain of square layers every second one may be split
-otherwise), the step is followed as it is written.
+Where loops would hide a choice (in a chain of square layers every second one may have another
+sharding), the step is evaluated as it is written.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ class SearchedStep:
 
     @functools.cached_property
     def modules(self) -> Mapping[str, str]:
-        """The modules of the step as written, and which one of `program.modules` stands for each.
+        """The modules of the step as written, each with its representative in `program.modules`.
 
-        In a loop the first layer, or in the backward the last, stands for all.
+        In a loop the first layer, or in the backward the last, represents all.
         """
-        cache = self.program.modules
-        same = {_NUMBER.sub("*", name): name for name in reversed(tuple(cache))}
+        looped_modules = self.program.modules
+        same = {_NUMBER.sub("*", name): name for name in reversed(tuple(looped_modules))}
         modules = {}
         for name in dict.fromkeys(_marked(self.written.program)):
-            one = name if name in cache else same.get(_NUMBER.sub("*", name))
-            if name and one is not None:  # the whole model's output is that of its last module
-                modules[name] = one
+            representative = name if name in looped_modules else same.get(_NUMBER.sub("*", name))
+            # The name "" is the model, whose output is that of its last module.
+            if name and representative is not None:
+                modules[name] = representative
         return modules
 
     def cost(
@@ -66,10 +67,10 @@ class SearchedStep:
         outputs: Mapping[str, NamedSharding] | None = None,
         depth: SearchDepth = "trace",
     ) -> PlanCost:
-        """The cost of layouts, with loops."""
+        """The cost of shardings, with loops."""
         if depth == "trace" or self.looped is self.written:
             return cost_of(self.looped, layouts, mesh, capacity, outputs=outputs, depth=depth)
-        # What loops carry lies by the layouts of inputs, so each choice has loops of its own.
+        # The shardings of what loops carry follow those of inputs: each choice has its own loops.
         loops = not runs_as_written(mesh)
         return cost_of(
             self.written, layouts, mesh, capacity, outputs=outputs, depth=depth, loops=loops
@@ -82,7 +83,7 @@ class SearchedStep:
         mesh: Mesh,
         outputs: Mapping[str, NamedSharding] | None = None,
     ) -> PlanCost:
-        """The cost with memory for the step as written, too; where it runs so, its cost."""
+        """The cost with the memory of the step as written, too; where it runs so, its cost."""
         if self.looped is self.written:
             return cost
         result = cost_of(self.written, layouts, mesh, cost.capacity, outputs=outputs)
@@ -92,10 +93,10 @@ class SearchedStep:
 
 
 def runs_as_written(mesh: Mesh) -> bool:
-    """Whether seconds are told of layers written out: of virtual devices, on which steps are run.
+    """Whether seconds are those of layers written out: on virtual devices, where steps run so.
 
-    Loops there copy rows of stacks, and nothing overlaps in them; their gradients are kept until
-    the optimizer's loop, in memory that may be new.
+    Loops there copy rows of stacks, and nothing overlaps in them; their gradients stay in memory,
+    which may be newly allocated, until the optimizer's loop.
     """
     return topology_of(mesh).chip.platform == "cpu"
 
@@ -104,7 +105,7 @@ def searched(step: TracedStep) -> SearchedStep:
     """Prepare a step for a search.
 
     Args:
-        step: as traced; its layouts are not read.
+        step: as traced; its shardings are not read.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -114,13 +115,14 @@ def searched(step: TracedStep) -> SearchedStep:
         ...     for up, down in layers:
         ...         x = x + jnp.tanh(x @ up) @ down
         ...     return jnp.mean(x)
-        >>> up, down, x = (jax.ShapeDtypeStruct(one, "float32") for one in ((8, 16), (16, 8), (4, 8)))
+        >>> up, down = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 8)))
+        >>> x = jax.ShapeDtypeStruct((4, 8), "float32")
         >>> mesh = topology("v5e:2x4").mesh((8,), ("data",))
         >>> step = traced_jax_step(loss, ([(up, down)] * 40, x), {}, mesh)
         >>> found = searched(step)
         >>> len(step.inputs), len(found.looped.inputs), len(found.program.dimensions.groups)
         (81, 5, 3)
-    """  # noqa: E501
+    """
     step = with_free_results(step)
     looped = with_loops(step)
     dimensions = named_dimensions(looped)
@@ -132,7 +134,7 @@ def searched(step: TracedStep) -> SearchedStep:
 
 
 def _tied(dimensions: NamedDimensions) -> int:
-    """How many parameters have two axes that are one dimension.
+    """The number of parameters of which two axes are one dimension.
 
     Loops tie axes of different layers: of what they carry, and of parameters that an optimizer's
     loop updates in turn.
@@ -150,7 +152,7 @@ def _repeated(some: list[int]) -> bool:
 
 
 def with_loops(step: TracedStep) -> TracedStep:
-    """A step with its equal layers as loops; itself if it has none."""
+    """A step with its equal layers as loops; the step itself without equal layers."""
     looped = rolled_step(step)
     return looped if _loops(looped) > _loops(step) else step
 

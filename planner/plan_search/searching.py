@@ -17,8 +17,6 @@
 >>> sorted(found.plan.resolve(params, found.mesh, strict=True).specs) == sorted(
 ...     f"layers.{n}.{name}.kernel" for n in (0, 1) for name in ("up", "down"))
 True
-
-What a search can be asked for.
 """
 
 from __future__ import annotations
@@ -38,37 +36,45 @@ from .analytic_cost import AnalyticCost
 from .beam_search import BeamSearch
 from .condensed_program import CondensedProgram
 from .mesh_shapes import Where, meshes_for
-from .plan_candidates import Candidate, PlanChecks, SeenPlan, checked, partitioned, seen, under_plan
+from .plan_candidates import (
+    Candidate,
+    EvaluatedPlan,
+    PlanChecks,
+    checked,
+    evaluate,
+    partitioned,
+    under_plan,
+)
 from .plan_cost import SearchDepth
 from .plan_rules import fixed_layouts, forced_layouts
 from .search_result import NothingFitsError, RunnerUp, SearchResult, nothing_fits, why_lost
 from .searched_step import runs_as_written, searched
 
 MESHES = 3
-"""So many meshes are looked at closely, those that start best."""
+"""Meshes that are searched: those whose starting choices are the best."""
 NEAR = 1.5
-"""What is slower than the best by this, by kinds, is not looked at more closely."""
+"""A choice slower than the best by this factor, by kinds, is not evaluated by the trace."""
 TRIES = 3
-"""So often it is searched, with less memory each time, if what seemed best does not fit."""
+"""Searches, each with less memory than the one before, while the best plan does not fit."""
 LOOKED = 3
-"""So many strategies are looked at closely for each one that is reported."""
+"""Strategies that are evaluated for each one that is reported."""
 PLAIN = 3
-"""On so many meshes each strategy that people write by hand is looked at closely, too: by kinds of
-operations a split sequence may seem faster than it is."""
+"""Meshes on which each strategy that people write by hand is traced, too: the cost by kinds of
+operations underestimates a split sequence."""
 STEPS, AROUND = 4, 4
-"""So often what was found is changed by one thing, and so many changes are looked at closely."""
+"""Rounds of single changes to the best plan, and how many changes of a round are traced."""
 PARTITIONED = 2
-"""So many plans are given to XLA's partitioner, if they fit."""
+"""Plans that XLA's partitioner evaluates, if they fit."""
 WRITTEN = 4
-"""So many plans are checked with layers written out where they take other seconds so."""
+"""Plans that are checked with layers written out where a loop takes other seconds."""
 MARGIN = 0.92
-"""Of a device's memory, what a choice may need if the estimate by kinds has the last word."""
+"""The share of a device's memory that a choice may need at depth "kinds"."""
 WIDE = 1.05
-"""Of a device's memory, what a choice may need by kinds at first if it is looked at closely."""
+"""The share of a device's memory that a choice may need by kinds before it is traced."""
 LEAN = 1.02
-"""What may need so much of the leanest choice's memory is looked at, if nothing else fits."""
+"""If nothing fits, choices up to this factor of the least memory are evaluated."""
 FAR = 1.25
-"""By so much memory by kinds may be too high: what people write by hand is looked at up to it."""
+"""How far the memory by kinds may be too high: strategies written by hand are traced up to it."""
 
 
 def search(
@@ -93,12 +99,12 @@ def search(
         mesh: the mesh; or a machine (`iso.planner.topology`, or its text) or a number of devices,
             of which the mesh is found as well, with axes "data", "model" and "expert".
         memory: bytes that one device has; by default what the chip has.
-        fixed: rules of your own, which stay; the rest is found.
-        candidates: how many plans of different strategies are looked at closely.
+        fixed: rules of your own; the search adds the others.
+        candidates: how many plans of different strategies are evaluated and reported.
         depth: how closely: "kinds" of operations, the traced program, or XLA's partitioner.
         kwargs: keyword arguments of the step.
         batch: of a JAX function, the names of the arguments that are inputs; by default those that
-            it does not give back.
+            it does not return.
 
     Returns:
         The plan, its mesh, its cost, and the others with the reasons why they lost.
@@ -107,7 +113,7 @@ def search(
         NothingFitsError: no plan fits in memory; the message says by how much, and what would
             help. It is a ShardingError.
         PlanError: `fixed` names an axis that the mesh has not.
-        ValueError: `memory`, `depth` or `candidates` is none that there can be.
+        ValueError: `memory`, `depth` or `candidates` is invalid.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -130,86 +136,89 @@ def search(
     followed = searched(traced)
     program = followed.program
     costs = []
-    for one in meshes_for(mesh, _experts(program)):
-        arguments = fixed_layouts(fixed, traced, one)
-        forced = forced_layouts(arguments, program.dimensions.groups, one)
-        costs.append(AnalyticCost(program, one, forced))
+    for candidate_mesh in meshes_for(mesh, _experts(program)):
+        arguments = fixed_layouts(fixed, traced, candidate_mesh)
+        forced = forced_layouts(arguments, program.dimensions.groups, candidate_mesh)
+        costs.append(AnalyticCost(program, candidate_mesh, forced))
 
-    def as_written(visited: SeenPlan) -> SeenPlan:
+    def as_written(evaluated: EvaluatedPlan) -> EvaluatedPlan:
         """With layers written out, and traced under its plan: a bridge lays out gradients, too."""
         if traced is step or traced.framework == "jax":
-            return checked(followed, visited)
-        as_written = traced_step(
-            step, args or (), kwargs or {}, visited.candidate.mesh, visited.plan
+            return checked(followed, evaluated)
+        planned = traced_step(
+            step, args or (), kwargs or {}, evaluated.candidate.mesh, evaluated.plan
         )
-        return under_plan(followed, as_written, visited)
+        return under_plan(followed, planned, evaluated)
 
-    def look(candidate: Candidate, depth: SearchDepth) -> SeenPlan:
-        return seen(followed, candidate, fixed, capacity, depth)
+    def look(candidate: Candidate, depth: SearchDepth) -> EvaluatedPlan:
+        return evaluate(followed, candidate, fixed, capacity, depth)
 
     last = functools.partial(partitioned, followed) if depth == "partition" else None
     checks = PlanChecks(as_written, last)
-    evaluated, share = 0, MARGIN if depth == "kinds" else WIDE
-    result: dict[object, SeenPlan] = {}
-    ranked: list[SeenPlan] = []
-    for left in reversed(range(TRIES)):
+    evaluations, share = 0, MARGIN if depth == "kinds" else WIDE
+    plans: dict[object, EvaluatedPlan] = {}
+    ranked: list[EvaluatedPlan] = []
+    for tries_left in reversed(range(TRIES)):
         beams = [BeamSearch(cost, share * capacity) for cost in costs]
         chosen = _chosen(beams, LOOKED * candidates)
-        evaluated += sum(len(beam.seen) for beam in beams)
+        evaluations += sum(len(beam.scores) for beam in beams)
         if depth == "kinds":
-            result |= {one.key: look(one, depth) for one in chosen if one.key not in result}
-            ranked = sorted(result.values(), key=lambda value: not value.cost.fits)
+            plans |= {new.key: look(new, depth) for new in chosen if new.key not in plans}
+            ranked = sorted(plans.values(), key=lambda plan: not plan.cost.fits)
         else:
-            plain = _plain(beams, PLAIN if left else len(beams), FAR * capacity)
-            near = [one for one in chosen if one.scored.score <= NEAR * chosen[0].scored.score]
-            closely = {one.key: one for one in (*plain, *near)}
-            cache = {key for key, one in result.items() if one.cost.depth != "kinds"}
-            result |= {key: look(one, "trace") for key, one in closely.items() if key not in cache}
-            result |= {one.key: look(one, "kinds") for one in chosen if one.key not in result}
+            plain = _plain(beams, PLAIN if tries_left else len(beams), FAR * capacity)
+            most = NEAR * chosen[0].scored.score
+            near = [candidate for candidate in chosen if candidate.scored.score <= most]
+            closely = {candidate.key: candidate for candidate in (*plain, *near)}
+            traced_keys = {key for key, plan in plans.items() if plan.cost.depth != "kinds"}
+            plans |= {k: look(new, "trace") for k, new in closely.items() if k not in traced_keys}
+            plans |= {new.key: look(new, "kinds") for new in chosen if new.key not in plans}
             trace = functools.partial(look, depth="trace")
-            result |= _near_best(list(result.values()), trace, checks.told)
+            plans |= _near_best(list(plans.values()), trace, checks.corrected)
             count = WRITTEN if runs_as_written(first) else 1
             count = PARTITIONED if depth == "partition" else count
-            ranked = checks.settled(list(result.values()), count, leanest=not left)
+            ranked = checks.settled(list(plans.values()), count, leanest=not tries_left)
         best = ranked[0]
-        over = [one for one in ranked if not one.cost.fits and one.cost.depth != "kinds"]
-        traced_seconds = {key: one.cost.seconds for key, one in result.items()}
-        most = traced_seconds[best.candidate.key]
-        missed = [one for one in over if traced_seconds[one.candidate.key] < most]
-        if best.cost.fits and not (missed and left == TRIES - 1):
+        over = [plan for plan in ranked if not plan.cost.fits and plan.cost.depth != "kinds"]
+        seconds = {key: plan.cost.seconds for key, plan in plans.items()}
+        best_seconds = seconds[best.candidate.key]
+        faster = [plan for plan in over if seconds[plan.candidate.key] < best_seconds]
+        if best.cost.fits and not (faster and tries_left == TRIES - 1):
             break
         leanest = LEAN * min(beam.leanest() for beam in beams) / capacity
-        tighter = max((_by_kinds(one) for one in missed or over), default=1.0)
-        share = max(leanest, min(0.9 * share, tighter)) if left > 1 else leanest
+        tighter = max((_by_kinds(plan) for plan in faster or over), default=1.0)
+        share = max(leanest, min(0.9 * share, tighter)) if tries_left > 1 else leanest
     if not ranked[0].cost.fits:
         raise NothingFitsError(nothing_fits(traced, ranked))
-    return _result(ranked, candidates, costs, evaluated, time.monotonic() - started)
+    return _result(ranked, candidates, costs, evaluations, time.monotonic() - started)
 
 
-def _by_kinds(visited: SeenPlan) -> float:
-    """How much memory a plan needs by kinds, of what a check found."""
-    return visited.candidate.scored.cost.memory / visited.cost.memory
+def _by_kinds(evaluated: EvaluatedPlan) -> float:
+    """A plan's memory by kinds, relative to its memory by the trace."""
+    return evaluated.candidate.scored.cost.memory / evaluated.cost.memory
 
 
 def _near_best(
-    result: Sequence[SeenPlan],
-    look: Callable[[Candidate], SeenPlan],
-    text: Callable[[SeenPlan], SeenPlan],
-) -> dict[object, SeenPlan]:
-    """What single changes make of the best, and of what they made of it."""
+    plans: Sequence[EvaluatedPlan],
+    look: Callable[[Candidate], EvaluatedPlan],
+    corrected: Callable[[EvaluatedPlan], EvaluatedPlan],
+) -> dict[object, EvaluatedPlan]:
+    """Hill climbing from the best plan: all plans that its rounds of single changes evaluated."""
 
-    def order(visited: SeenPlan) -> tuple[object, ...]:
-        return visited.cost.depth == "kinds", *text(visited).order
+    def order(evaluated: EvaluatedPlan) -> tuple[object, ...]:
+        return evaluated.cost.depth == "kinds", *corrected(evaluated).order
 
-    best = min(result, key=order)
-    cache = {one.candidate.key for one in result if one.cost.depth != "kinds"}
-    more = dict[object, SeenPlan]()
+    best = min(plans, key=order)
+    traced_keys = {plan.candidate.key for plan in plans if plan.cost.depth != "kinds"}
+    more = dict[object, EvaluatedPlan]()
     for _ in range(STEPS):
         beam = best.candidate.beam
-        near = [Candidate(one, beam) for one in beam.around(best.candidate.choice, AROUND)]
-        new = {one.key: look(one) for one in near if one.key not in cache}
+        near = [Candidate(scored, beam) for scored in beam.around(best.candidate.choice, AROUND)]
+        new = {
+            candidate.key: look(candidate) for candidate in near if candidate.key not in traced_keys
+        }
         more |= new
-        cache |= new.keys()
+        traced_keys |= new.keys()
         better = min([best, *new.values()], key=order)
         if better is best:
             break
@@ -218,19 +227,21 @@ def _near_best(
 
 
 def _result(
-    result: Sequence[SeenPlan],
+    ranked: Sequence[EvaluatedPlan],
     count: int,
     costs: Sequence[AnalyticCost],
     evaluated: int,
     taken: float,
 ) -> SearchResult:
-    of_kind: dict[object, SeenPlan] = {}
-    for one in result:
-        of_kind.setdefault(one.candidate.kind, one)
+    of_kind: dict[object, EvaluatedPlan] = {}
+    for plan in ranked:
+        of_kind.setdefault(plan.candidate.kind, plan)
     best, *rest = list(of_kind.values())[:count]
     others = tuple(
-        RunnerUp(one.plan, one.candidate.mesh, one.cost, why_lost(one.cost, best.cost), one.idea)
-        for one in rest
+        RunnerUp(
+            plan.plan, plan.candidate.mesh, plan.cost, why_lost(plan.cost, best.cost), plan.idea
+        )
+        for plan in rest
     )
     least = min(cost.least_seconds() for cost in costs)
     mesh = best.candidate.mesh
@@ -245,10 +256,10 @@ def plan_for(
     memory: int | None = None,
     fixed: Plan | None = None,
 ) -> Plan:
-    """What `Plan.auto` gives.
+    """The plan of `Plan.auto`.
 
     Raises:
-        ShardingError: as `search`; or it is no mesh, without whose axes there is no plan.
+        ShardingError: as `search`; or `mesh` is not a mesh, whose axes a plan names.
     """
     if isinstance(mesh, Topology | str | int):
         raise ShardingError(
@@ -259,36 +270,38 @@ def plan_for(
 
 
 def _chosen(beams: list[BeamSearch], count: int) -> list[Candidate]:
-    """The best of the meshes that start best, of each strategy on each mesh one.
+    """The best choices on the best meshes, one for each strategy on each mesh.
 
-    What costs the same to the last digit is the same under other names of the axes.
+    Choices of equal cost to the last digit differ only in the names of the mesh axes.
     """
-    beams = sorted(beams, key=lambda one: one.begin())[:MESHES]
+    beams = sorted(beams, key=lambda beam: beam.begin())[:MESHES]
     each = math.ceil(count / len(beams))
     chosen: dict[object, Candidate] = {}
     for beam in beams:
-        for one in beam.run(each):
-            same = one.score, float(f"{one.cost.memory:.9e}"), float(f"{one.cost.busy:.9e}")
-            chosen.setdefault(same, Candidate(one, beam))
-    return sorted(chosen.values(), key=lambda value: value.scored.score)
+        for scored in beam.run(each):
+            cost = scored.cost
+            key = scored.score, float(f"{cost.memory:.9e}"), float(f"{cost.busy:.9e}")
+            chosen.setdefault(key, Candidate(scored, beam))
+    return sorted(chosen.values(), key=lambda candidate: candidate.scored.score)
 
 
 def _plain(beams: Sequence[BeamSearch], count: int, most: float) -> list[Candidate]:
-    """The strategies that people write by hand, on so many meshes where they seem best.
+    """The strategies that people write by hand, each on the `count` meshes where it is best.
 
     Those that need more than `most` bytes by kinds are left out.
     """
-    result: dict[str, list[Candidate]] = {}
+    by_strategy: dict[str, list[Candidate]] = {}
     for beam in beams:
         for name, scored in beam.plain().items():
             if scored.cost.memory <= most:
-                result.setdefault(name, []).append(Candidate(scored, beam))
-    best = {name: sorted(each, key=lambda one: one.scored.score) for name, each in result.items()}
-    return [one for each in best.values() for one in each[:count]]
+                by_strategy.setdefault(name, []).append(Candidate(scored, beam))
+    for same in by_strategy.values():
+        same.sort(key=lambda candidate: candidate.scored.score)
+    return [candidate for same in by_strategy.values() for candidate in same[:count]]
 
 
 def _experts(program: CondensedProgram) -> int:
-    """How many experts a mixture has; 1: it is none."""
+    """The number of experts of a mixture; 1 without one."""
     sizes = (
         group.shape[0]
         for group in program.dimensions.groups
@@ -301,15 +314,15 @@ _DEPTHS = typing.get_args(SearchDepth)
 
 
 def check_request(depth: object, candidates: object) -> None:
-    """Refuse what a search cannot do, before it begins.
+    """Check arguments of `search` before it begins.
 
     Raises:
-        ValueError: there is no such depth; or no plan at all is to be found.
+        ValueError: there is no such depth; or `candidates` is less than 1.
     """
     if depth not in _DEPTHS:
         raise ValueError(
-            f"depth is {', '.join(map(repr, _DEPTHS))}, not {depth!r}; iso.planner.estimate(step, "
-            "args, mesh, found.plan, depth='compile') asks the target's compiler of what is found"
+            f"depth= must be {', '.join(map(repr, _DEPTHS))}, not {depth!r}; for the target's "
+            "compiler, iso.planner.estimate(step, args, mesh, found.plan, depth='compile')"
         )
     if not isinstance(candidates, int) or candidates < 1:
-        raise ValueError(f"candidates= is how many plans are told, 1 or more, not {candidates!r}")
+        raise ValueError(f"candidates= is the number of plans to report, 1 or more: {candidates!r}")

@@ -1,28 +1,25 @@
 """Collective combining of the compilers of TPUs and GPUs.
 
-XLA's combiner passes take those of one computation that do the same among the same devices, in
-order, until the next one needs the result of one of them or they become too large together. What is
-sent stays the same; there are fewer operations. libtpu joins all-reduces, by 120 MiB (its flag
-`xla_jf_crs_combiner_threshold_in_bytes`); the compiler for GPUs also gathers, reduce-scatters and
-permutes, by 30 MiB of results.
-
-The compiler for GPUs has made kernels of several results before, so one collective may wait for
-what only another result needs.
+XLA's combiner passes combine the collectives of one computation with the same operation and the
+same groups, in order, until the next one depends on one of them or their size exceeds a threshold.
+The bytes sent are the same; there are fewer operations. libtpu combines all-reduces, up to 120 MiB
+(its flag `xla_jf_crs_combiner_threshold_in_bytes`); the compiler for GPUs also all-gathers,
+reduce-scatters and collective-permutes, up to 30 MiB of results.
 
 Source: collective_combiner_utils.h of XLA.
 
-On a GPU, which collectives another one waits for: a kernel runs when all is there that any of its
-results is made from. XLA's compiler for GPUs makes one kernel of two that read the same array and
-loop over as many elements, if neither needs the other (multi_output_fusion.cc). So what is sent
-next may wait for what only another result needs. In a loss over a split vocabulary one kernel picks
-the labels' logits and makes the gradient of all logits, which waits for the sum of exponentials.
-With a weight's update its copy for the backward pass may be one.
+The compiler for GPUs has fused kernels of several results before, and a kernel runs when the
+operands of all its results are ready: one collective may wait for what only another result needs.
+It fuses two kernels that read the same array and loop over as many elements, if neither depends on
+the other (multi_output_fusion.cc). In a loss over a split vocabulary one kernel picks the labels'
+logits and computes the gradient of all logits, which waits for the sum of exponentials. A weight's
+update may be fused with its copy for the backward pass.
 
-Arrays are looked at from the end of a program to its start, an argument by its first reader. Of
-an array's readers those that have several results come first (an optimizer's update), then fusions,
-then single operations. Before that, what is cheap is computed again in all that read it, if all of
-them can: kernels that loop over as many elements, products, and copies in another order. Such a
-copy is made for a collective along an inner dimension and for the filter of a convolution, but not
+The pass visits arrays from the end of a program to its start, an argument by its first reader. Of
+an array's readers, kernels of several results come first (an optimizer's update), then fusions,
+then single operations. Before that, cheap kernels are recomputed in all their readers, if all of
+these can: kernels that loop over as many elements, products, and copies in another order. Such a
+copy exists for a collective along an inner dimension and for the filter of a convolution, but not
 for the reversed filter of its gradient, which cuDNN reads as it is.
 
 >>> from isoshard.core.runtime.hlo_text import parsed
@@ -60,20 +57,20 @@ from isoshard.planner.costs.device_program import DeviceOp
 from .hlo_kernels import ELEMENTWISE, is_elementwise
 from .hlo_layouts import PRODUCTS, read_in_any_order
 
-_ONES_OF_GPUS = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
+_COMBINED_ON_GPUS = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
 _MOST_BYTES = {
     "tpu": {"all-reduce": 120 * 2**20},
-    "gpu": dict.fromkeys(_ONES_OF_GPUS, 30 * 2**20 + 7),
+    "gpu": dict.fromkeys(_COMBINED_ON_GPUS, 30 * 2**20 + 7),
 }
 _MOST_ARRAYS = 256
 
 
-class SentBy(NamedTuple):
-    """What an instruction does.
+class InstructionOp(NamedTuple):
+    """An operation, with the instruction that it comes from.
 
     Attributes:
-        name: of the instruction; "" of one in another computation.
-        op: what it does.
+        name: of the instruction; "" for an operation of another computation.
+        op: the operation.
     """
 
     name: str
@@ -81,28 +78,28 @@ class SentBy(NamedTuple):
 
 
 def joined(
-    module: HloModule, inside: Computation, done: Sequence[SentBy], target: str
+    module: HloModule, inside: Computation, entries: Sequence[InstructionOp], target: str
 ) -> list[DeviceOp]:
-    """What a computation does, with small collectives as one.
+    """The operations of a computation, with small collectives combined.
 
     Args:
         module: the program.
         inside: the computation.
-        done: what it does, in order.
+        entries: its operations, in order.
         target: "tpu" or "gpu".
 
     Returns:
-        The operations; one that stands for several is where the last of them was, and has the line
-        of the largest.
+        The operations; a combined one is where the last of its collectives was, with the line of
+        the largest.
     """
     most = _MOST_BYTES.get(target, {})
     indices: dict[Hashable, int] = {}
     kinds = {
         index: indices.setdefault(_kind(module, inside, op), index)
-        for index, op in enumerate(done)
+        for index, op in enumerate(entries)
         if op.name and op.op.name in most and _size(inside, op) <= most[op.op.name]
     }
-    positions = {done[place].name: place for place in kinds}
+    positions = {entries[index].name: index for index in kinds}
     if target == "gpu":
         before = waits(module, inside, positions)
         kinds = {positions[name]: kinds[positions[name]] for name in before}
@@ -112,10 +109,12 @@ def joined(
     while kinds:
         first = next(iter(kinds))
         several, total = list[int](), 0
-        for index in [one for one, kind in kinds.items() if kind == kinds[first]]:
-            total += _size(inside, done[index])
-            needs = before[done[index].name]
-            if total > most[done[first].op.name] or any(done[n].name in needs for n in several):
+        for index in [n for n, kind in kinds.items() if kind == kinds[first]]:
+            total += _size(inside, entries[index])
+            needs = before[entries[index].name]
+            if total > most[entries[first].op.name] or any(
+                entries[n].name in needs for n in several
+            ):
                 break
             several.append(index)
             if len(several) == _MOST_ARRAYS:
@@ -123,20 +122,20 @@ def joined(
         for index in several:
             del kinds[index]
             replaced[index] = None
-        replaced[max(several)] = _as_one([done[index].op for index in several])
-    ops = [replaced.get(index, op.op) for index, op in enumerate(done)]
+        replaced[max(several)] = _combined([entries[index].op for index in several])
+    ops = [replaced.get(index, op.op) for index, op in enumerate(entries)]
     return [op for op in ops if op is not None]
 
 
-def _kind(module: HloModule, inside: Computation, sender: SentBy) -> Hashable:
-    """Equal for collectives that may be one."""
-    made = inside.instructions[sender.name]
-    body = module.computations.get(made.called[0]) if made.called else None
+def _kind(module: HloModule, inside: Computation, sender: InstructionOp) -> Hashable:
+    """A key that is equal for collectives that may be combined."""
+    row = inside.instructions[sender.name]
+    body = module.computations.get(row.called[0]) if row.called else None
     dtype = "" if sender.op.name == "all-gather" else sender.op.dtype
-    return sender.op.name, groups_of(made.text), dtype, body.root.opcode if body else ""
+    return sender.op.name, groups_of(row.text), dtype, body.root.opcode if body else ""
 
 
-def _size(inside: Computation, sender: SentBy) -> int:
+def _size(inside: Computation, sender: InstructionOp) -> int:
     """Bytes of its result."""
     if sender.op.name != "reduce-scatter":
         return sender.op.sent
@@ -145,7 +144,7 @@ def _size(inside: Computation, sender: SentBy) -> int:
 
 
 def _before(inside: Computation, names: set[str]) -> dict[str, frozenset[str]]:
-    """Of each instruction, which of some others it needs."""
+    """The named instructions that each instruction depends on."""
     before: dict[str, frozenset[str]] = {}
     for row in inside.instructions.values():
         operands = [name for name in row.operands if name in before]
@@ -154,7 +153,7 @@ def _before(inside: Computation, names: set[str]) -> dict[str, frozenset[str]]:
     return before
 
 
-def _as_one(ops: Sequence[DeviceOp]) -> DeviceOp:
+def _combined(ops: Sequence[DeviceOp]) -> DeviceOp:
     largest = max(ops, key=lambda op: op.sent)
     return dataclasses.replace(
         largest,
@@ -178,11 +177,11 @@ class _Node:
 
     Attributes:
         reads: names of other nodes.
-        size: how many elements it loops over; 0 of what is no kernel of loops.
-        reduced: how many it leaves if it sums up; else 0.
+        size: how many elements it loops over; 0 if it is not a loop.
+        reduced: how many elements a reduction leaves; else 0.
         rank: 2 with several results, 1 of a fusion, 0 of a single operation.
-        cheap: whether it may be computed again.
-        takes_in: whether it computes what it reads, of any size.
+        cheap: whether it may be recomputed.
+        takes_in: whether it can recompute its operands, of any size.
     """
 
     reads: list[str]
@@ -196,7 +195,7 @@ class _Node:
 def waits(
     module: HloModule, inside: Computation, names: Collection[str]
 ) -> dict[str, frozenset[str]]:
-    """Which of some instructions each of them waits for.
+    """The instructions, of those named, that each of them waits for.
 
     Args:
         module: the host's program.
@@ -204,30 +203,30 @@ def waits(
         names: of the instructions, in order.
 
     Returns:
-        By name, in the same order but for those that wait for a later one.
+        By name, in the same order except for those that wait for a later one.
     """
     graph = _graph(module, inside)
-    _compute_again(graph)
-    _update_at_once(graph, inside)
+    _recompute(graph)
+    _fuse_updates(graph, inside)
     bit = {name: 1 << index for index, name in enumerate(graph)}
     before: dict[str, int] = {}
-    for name, one in graph.items():
+    for name, node in graph.items():
         before[name] = bit[name]
-        for read in one.reads:
+        for read in node.reads:
             before[name] |= before[read]
-    total = 0
+    relevant = 0
     for name in names:
-        total |= before[name]
-    gone = set[str]()
-    for first, second in _siblings(graph, inside, gone):
+        relevant |= before[name]
+    fused = set[str]()
+    for first, second in _siblings(graph, inside, fused):
         pair, new = bit[first] | bit[second], graph[first]
-        if pair & total and not (before[first] & bit[second] or before[second] & bit[first]):
-            gone.add(second)
+        if pair & relevant and not (before[first] & bit[second] or before[second] & bit[first]):
+            fused.add(second)
             new.rank, new.reduced = 2, new.reduced or graph[second].reduced
-            together = before[first] | before[second]
-            total |= together
+            both = before[first] | before[second]
+            relevant |= both
             before = {
-                name: split | together if split & pair else split for name, split in before.items()
+                name: split | both if split & pair else split for name, split in before.items()
             }
     result = {
         name: frozenset(other for other in names if before[name] & bit[other] and other != name)
@@ -236,15 +235,15 @@ def waits(
     ordered: dict[str, frozenset[str]] = {}
     for name in names:
         needed = [other for other in names if other in result[name]]
-        for other in (*sorted(needed, key=lambda one: len(result[one])), name):
+        for other in (*sorted(needed, key=lambda node: len(result[node])), name):
             ordered[other] = result[other]
     return ordered
 
 
 def _siblings(
-    graph: dict[str, _Node], inside: Computation, gone: Collection[str]
+    graph: dict[str, _Node], inside: Computation, fused: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Pairs of kernels that read the same array and may be one, in the order of XLA's pass."""
+    """Pairs of kernels that read the same array and may be fused, in the order of XLA's pass."""
     readers = _readers(graph)
     at = {name: index for index, name in enumerate(graph)}
     for name in readers:
@@ -258,23 +257,23 @@ def _siblings(
         several.sort(key=lambda name: -graph[name].rank)
         for index, first in enumerate(several):
             for second in several[index + 1 :]:
-                ours, other = graph[first], graph[second]
-                fits = not ours.reduced or not other.reduced or ours.reduced == other.reduced
-                there = first not in gone and second not in gone
-                if ours.rank and fits and ours.size == other.size and there:
+                node, other = graph[first], graph[second]
+                fits = not node.reduced or not other.reduced or node.reduced == other.reduced
+                alive = first not in fused and second not in fused
+                if node.rank and fits and node.size == other.size and alive:
                     yield first, second
 
 
 def _readers(graph: dict[str, _Node]) -> dict[str, list[str]]:
     readers: dict[str, list[str]] = {}
-    for name, one in graph.items():
-        for read in dict.fromkeys(one.reads):
+    for name, node in graph.items():
+        for read in dict.fromkeys(node.reads):
             readers.setdefault(read, []).append(name)
     return readers
 
 
 def _graph(module: HloModule, inside: Computation) -> dict[str, _Node]:
-    """Who reads what, with copies where the compiler for GPUs makes them."""
+    """The dataflow graph of a computation, with the copies that the compiler for GPUs inserts."""
     rows = inside.instructions
     turned = _reversed_filters(module, inside)
     passed = read_in_any_order(module, inside) | turned
@@ -288,19 +287,19 @@ def _graph(module: HloModule, inside: Computation) -> dict[str, _Node]:
             chain = [name]
             while chain[-1] in passed or rows[chain[-1]].opcode == "bitcast":
                 chain.append(rows[chain[-1]].operands[0])
-            source, own = rows[chain[-1]], f"{row.name} {index}"
+            source, copy = rows[chain[-1]], f"{row.name} {index}"
             if index == copied:
                 if source.name not in filters or not turned & set(chain):
-                    graph[own] = _Node([source.name], _elements(source), rank=1, takes_in=True)
-                    filters[source.name] = own
+                    graph[copy] = _Node([source.name], _elements(source), rank=1, takes_in=True)
+                    filters[source.name] = copy
                 new.reads.append(filters[source.name])
             elif (
                 operation(row)
                 and len(inside.users[source.name]) > 1
                 and _has(module, source, "copy")
             ):
-                graph[own] = _Node([source.name], _elements(source), rank=1)
-                new.reads.append(own)
+                graph[copy] = _Node([source.name], _elements(source), rank=1)
+                new.reads.append(copy)
             else:
                 new.reads.append(source.name)
         graph[row.name] = new
@@ -308,7 +307,7 @@ def _graph(module: HloModule, inside: Computation) -> dict[str, _Node]:
 
 
 def _node(module: HloModule, inside: Computation, row: Instruction) -> _Node:
-    """What a kernel is like; what it reads is not known yet."""
+    """An instruction as a node, without its reads."""
     body = module.computations.get(row.called[0]) if row.opcode == "fusion" else None
     rows = body.instructions if body else inside.instructions
     done = [row for row in rows.values() if row.opcode not in _WITHIN] if body else [row]
@@ -321,7 +320,7 @@ def _node(module: HloModule, inside: Computation, row: Instruction) -> _Node:
 
 
 def _filter(inside: Computation, row: Instruction) -> int | None:
-    """Which operand of a convolution is its filter: the one that is smaller than all else."""
+    """The index of a convolution's filter: the operand smaller than the other and the result."""
     if row.opcode not in PRODUCTS or not _convolves(row):
         return None
     sizes = [_elements(inside.instructions[name]) for name in row.operands]
@@ -356,37 +355,37 @@ def _elements(row: Instruction) -> int:
     return math.prod(row.arrays[0].sizes) if row.arrays else 0
 
 
-def _compute_again(graph: dict[str, _Node]) -> None:
-    """Take out what all its readers compute themselves."""
+def _recompute(graph: dict[str, _Node]) -> None:
+    """Remove cheap kernels that all their readers recompute."""
     readers = _readers(graph)
-    for name, one in list(graph.items()):
-        mine = readers.get(name, []) if one.cheap else []
-        all_of_them = all(_takes(graph[reader], one) for reader in mine)
-        taking = [reader for reader in mine if all_of_them or graph[reader].takes_in]
-        if len(taking) < len(mine) and len(one.reads) > 1:
+    for name, node in list(graph.items()):
+        reading = readers.get(name, []) if node.cheap else []
+        all_of_them = all(_takes(graph[reader], node) for reader in reading)
+        taking = [reader for reader in reading if all_of_them or graph[reader].takes_in]
+        if len(taking) < len(reading) and len(node.reads) > 1:
             continue
-        for row in (graph[reader] for reader in taking):
-            row.reads = [*(read for read in row.reads if read != name), *one.reads]
-        gone = [name] if taking and all_of_them else []
-        for read in one.reads:
-            saved = [reader for reader in readers[read] if reader not in gone]
+        for reader_node in (graph[reader] for reader in taking):
+            reader_node.reads = [*(read for read in reader_node.reads if read != name), *node.reads]
+        removed = [name] if taking and all_of_them else []
+        for read in node.reads:
+            saved = [reader for reader in readers[read] if reader not in removed]
             readers[read] = list(dict.fromkeys((*saved, *taking)))
-        for each in gone:
+        for each in removed:
             del graph[each]
 
 
-def _takes(reader: _Node, one: _Node) -> bool:
-    return reader.takes_in or reader.size == one.size
+def _takes(reader: _Node, node: _Node) -> bool:
+    return reader.takes_in or reader.size == node.size
 
 
-def _update_at_once(graph: dict[str, _Node], inside: Computation) -> None:
-    """Make one of a kernel and those that it reads, if only the program's results are them too."""
+def _fuse_updates(graph: dict[str, _Node], inside: Computation) -> None:
+    """Fuse a kernel with those that it reads, if these are otherwise only results."""
     readers, root = _readers(graph), inside.root.name
-    for name, one in list(graph.items()):
-        for read in dict.fromkeys(one.reads) if one.size and name != root else ():
+    for name, node in list(graph.items()):
+        for read in dict.fromkeys(node.reads) if node.size and name != root else ():
             first = graph[read]
-            if first.size == one.size and set(readers[read]) == {name, root}:
-                one.reads = [*(other for other in one.reads if other != read), *first.reads]
-                one.rank = 2
+            if first.size == node.size and set(readers[read]) == {name, root}:
+                node.reads = [*(other for other in node.reads if other != read), *first.reads]
+                node.rank = 2
                 graph[root].reads = [n for n in graph[root].reads if n != read]
                 del graph[read]

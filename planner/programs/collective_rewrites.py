@@ -1,19 +1,16 @@
-"""What compilers of TPUs and GPUs make of collectives, and the host's compiler does not.
+"""Rewrites of collectives by the compilers of TPUs and GPUs, which the host's compiler lacks.
 
-A reduction of which each device keeps its slice becomes a reduce-scatter. Reductions among the same
-devices whose results are added become one of the sum. A maximum of widened bfloat16 is sent as
-bfloat16 (TPU), and so is what is gathered or moved (GPU: collective_quantizer.cc of XLA).
+A reduction of which each device uses one slice becomes a reduce-scatter. Reductions over the same
+devices whose results are added become one reduction of the sum. A maximum of widened bfloat16 is
+sent as bfloat16 (TPU), and so are operands of gathers and permutes (GPU: collective_quantizer.cc of
+XLA).
 
-Not made here: what libtpu does to a gather that only a product reads, or a reduce-scatter that only
-a product makes (it multiplies part by part while it sends parts around, by collective-permutes);
-and joining several small collectives into one of several arrays, which changes how many there are,
-not what they send.
+In other modules: libtpu's loops of products and collective-permutes (`windowed_products`), and
+combining small collectives (`collective_combining`).
 
-Collectives of what a collective of the same kind gives: the compilers send them as one.
-
-The partitioner sums along one axis of a mesh, and the result along the next one; XLA's compilers
-for TPUs and GPUs sum along both at once (all_reduce_folder.cc). It gathers one dimension after the
-other; libtpu gathers both at once.
+Chained collectives are folded into one: the partitioner sums along one axis of a mesh, and the
+result along the next one; XLA's compilers for TPUs and GPUs sum along both at once
+(all_reduce_folder.cc). It gathers one dimension after the other; libtpu gathers both at once.
 
 >>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
@@ -23,7 +20,7 @@ other; libtpu gathers both at once.
 ...   %b = f32[8]{0} all-reduce(%a), replica_groups={{0,1},{2,3}}, to_apply=%add
 ...   ROOT %c = f32[8]{0} all-reduce(%b), replica_groups={{0,2},{1,3}}, to_apply=%add
 ... }''')
->>> chained_as_one(module, "gpu").root.text
+>>> fold_chained(module, "gpu").root.text
 'f32[8]{0} all-reduce(%a), to_apply=%add, replica_groups={{0,1,2,3}}'
 """
 
@@ -37,16 +34,16 @@ from isoshard.core.kit import Computation, Groups, HloModule, Instruction, group
 
 _RESHAPED = frozenset(("bitcast", "copy", "reshape", "transpose", "convert"))
 _PASSED = frozenset(("bitcast", "copy", "dynamic-slice", "reshape", "transpose"))
-"""What may stand between a reduction and the sum: of slices, each device adds up its own."""
+"""Opcodes allowed between a reduction and the sum: of slices, each device adds its own."""
 
 
-def is_sliced(module: HloModule, inside: Computation, one: Instruction, count: int) -> bool:
-    """Whether each device uses no more of a reduction than one slice of so many."""
-    users = inside.users[one.name]
-    if len(one.arrays) != 1 or not users or one is inside.root:
+def is_sliced(module: HloModule, inside: Computation, collective: Instruction, count: int) -> bool:
+    """Whether each device uses only one of `count` slices of a reduction."""
+    users = inside.users[collective.name]
+    if len(collective.arrays) != 1 or not users or collective is inside.root:
         return False
-    prod = math.prod(one.arrays[0].sizes)
-    return all(_takes(module, inside, user, one.name, prod, count) for user in users)
+    full = math.prod(collective.arrays[0].sizes)
+    return all(_takes(module, inside, user, collective.name, full, count) for user in users)
 
 
 def _takes(
@@ -58,7 +55,7 @@ def _takes(
     if user.opcode in _RESHAPED:
         inner = inside.users[user.name]
         return bool(inner) and all(
-            _takes(module, inside, one, user.name, full, count) for one in inner
+            _takes(module, inside, reader, user.name, full, count) for reader in inner
         )
     if user.opcode != "fusion":
         return False
@@ -66,16 +63,17 @@ def _takes(
     for parameter, operand in zip(body.parameters, user.operands, strict=True):
         inner = body.users[parameter.name]
         if operand == name and not (
-            inner and all(_takes(module, body, one, parameter.name, full, count) for one in inner)
+            inner
+            and all(_takes(module, body, reader, parameter.name, full, count) for reader in inner)
         ):
             return False
     return True
 
 
 def joined_reductions(module: HloModule, inside: Computation) -> frozenset[str]:
-    """Names of the reductions that another one stands for, as their results are only added."""
+    """Names of the reductions that merge into another one, as their results are only added."""
     sums: dict[str, set[frozenset[str]]] = {}
-    reductions = [one for one in inside.instructions.values() if _is_reduction(one)]
+    reductions = [row for row in inside.instructions.values() if _is_reduction(row)]
     for reduction in reductions:
         for user in inside.users[reduction.name]:
             sums.setdefault(reduction.name, set()).add(_added(module, inside, user, reduction.name))
@@ -89,22 +87,26 @@ def joined_reductions(module: HloModule, inside: Computation) -> frozenset[str]:
 _MOVED = frozenset(("all-gather", "all-to-all", "collective-permute"))
 
 
-def is_narrowed(module: HloModule, inside: Computation, one: Instruction, target: str) -> bool:
-    """Whether a compiler sends bfloat16, since all that a collective is of was widened from it.
+def is_narrowed(
+    module: HloModule, inside: Computation, collective: Instruction, target: str
+) -> bool:
+    """Whether a compiler sends bfloat16, from which the collective's operand was widened.
 
     Args:
         module: the program.
-        inside: the computation that the collective stands in.
-        one: the collective.
-        target: "tpu": it does so with a maximum; "gpu": with what is gathered or moved.
+        inside: the computation of the collective.
+        collective: the collective.
+        target: "tpu": maxima and minima are narrowed; "gpu": gathers and permutes.
     """
-    maker = inside.instructions.get(one.operands[0]) if len(one.operands) == 1 else None
+    maker = (
+        inside.instructions.get(collective.operands[0]) if len(collective.operands) == 1 else None
+    )
     if maker is None or maker.opcode != "fusion":
         return False
-    if target == "gpu" and (one.opcode not in _MOVED or len(inside.users[maker.name]) > 1):
+    if target == "gpu" and (collective.opcode not in _MOVED or len(inside.users[maker.name]) > 1):
         return False
     if target == "tpu":
-        body = module.computations.get(one.called[0]) if one.called else None
+        body = module.computations.get(collective.called[0]) if collective.called else None
         if body is None or body.root.opcode not in ("maximum", "minimum"):
             return False
     inner = module.computations[maker.called[0]]
@@ -116,12 +118,12 @@ def is_narrowed(module: HloModule, inside: Computation, one: Instruction, target
     return inner.instructions[row.operands[0]].arrays[0].dtype == "bf16"
 
 
-def _is_reduction(one: Instruction) -> bool:
-    return one.opcode in ("all-reduce", "all-reduce-start") and len(one.arrays) == 1
+def _is_reduction(row: Instruction) -> bool:
+    return row.opcode in ("all-reduce", "all-reduce-start") and len(row.arrays) == 1
 
 
 def _added(module: HloModule, inside: Computation, user: Instruction, name: str) -> frozenset[str]:
-    """The reductions that a user adds up with one, before it does anything else with it."""
+    """The reductions that a user adds to one before anything else."""
     if user.opcode == "add":
         body, arguments = (
             inside,
@@ -141,7 +143,7 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
         operand: groups_of(inside.instructions[operand].text) for operand in arguments.values()
     }
     start = next((argument for argument, operand in arguments.items() if operand == name), None)
-    frozenset_: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
     while start is not None:
         users = body.users[start]
         while len(users) == 1 and users[0].opcode in _PASSED:
@@ -152,30 +154,30 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
         terms = _terms(body, start, arguments)
         if terms is None or len({groups[term] for term in terms}) > 1:
             break
-        frozenset_ = terms
-    return frozenset_
+        added = terms
+    return added
 
 
 def _terms(inside: Computation, name: str, arguments: dict[str, str]) -> frozenset[str] | None:
-    """The reductions that a value is the sum of; None if there are other things in it."""
+    """The reductions of which a value is the sum; None if it has other terms."""
     if name in arguments:
         return frozenset((arguments[name],))
-    one = inside.instructions[name]
-    if one.opcode in _PASSED:
-        return _terms(inside, one.operands[0], arguments)
-    if one.opcode != "add":
+    row = inside.instructions[name]
+    if row.opcode in _PASSED:
+        return _terms(inside, row.operands[0], arguments)
+    if row.opcode != "add":
         return None
-    parts = [_terms(inside, operand, arguments) for operand in one.operands]
-    return None if None in parts else frozenset().union(*(chunk for chunk in parts if chunk))
+    terms = [_terms(inside, operand, arguments) for operand in row.operands]
+    return None if None in terms else frozenset().union(*(term for term in terms if term))
 
 
 _KINDS = {"tpu": ("all-reduce", "all-gather"), "gpu": ("all-reduce",)}
 _BETWEEN = frozenset(("bitcast", "copy", "transpose"))
-_SAID = re.compile(r", replica_groups=.*?(?=, [a-z_]+=|$)")
+_GROUPS = re.compile(r", replica_groups=.*?(?=, [a-z_]+=|$)")
 
 
-def chained_as_one(module: HloModule, target: str) -> HloModule:
-    """The same program with chains of collectives as one each."""
+def fold_chained(module: HloModule, target: str) -> HloModule:
+    """The program with each chain of collectives folded into one."""
     computations = {
         name: _folded(module, computation, _KINDS[target])
         for name, computation in module.computations.items()
@@ -186,57 +188,62 @@ def chained_as_one(module: HloModule, target: str) -> HloModule:
 
 def _folded(module: HloModule, inside: Computation, kinds: tuple[str, ...]) -> Computation:
     rows = dict(inside.instructions)
-    for one in inside.instructions.values():
-        if one.opcode not in kinds or len(one.operands) != 1:
+    for collective in inside.instructions.values():
+        if collective.opcode not in kinds or len(collective.operands) != 1:
             continue
-        between = _before(module, inside, one)
+        between = _before(module, inside, collective)
         first = rows.get(between[-1]) if between else None
-        if first is None or not _alike(module, first, one):
+        if first is None or not _same_operation(module, first, collective):
             continue
-        groups = _union(groups_of(first.text), groups_of(one.text))
+        groups = _union(groups_of(first.text), groups_of(collective.text))
         if groups:
             for name in between:
                 del rows[name]
-            join = ",".join(f"{{{','.join(map(str, group))}}}" for group in groups)
-            attributes = f"{_SAID.sub('', one.attributes)}, replica_groups={{{join}}}"
-            rows[one.name] = dataclasses.replace(
-                one, operands=first.operands, arguments=first.arguments, attributes=attributes
+            groups_text = ",".join(f"{{{','.join(map(str, group))}}}" for group in groups)
+            attributes = (
+                f"{_GROUPS.sub('', collective.attributes)}, replica_groups={{{groups_text}}}"
+            )
+            rows[collective.name] = dataclasses.replace(
+                collective,
+                operands=first.operands,
+                arguments=first.arguments,
+                attributes=attributes,
             )
     if len(rows) == len(inside.instructions):
         return inside
     return Computation(inside.name, rows, rows[inside.root.name])
 
 
-def _before(module: HloModule, inside: Computation, one: Instruction) -> list[str]:
-    """The names of what a collective is of, up to another of its kind, read by nobody else."""
+def _before(module: HloModule, inside: Computation, row: Instruction) -> list[str]:
+    """The chain of single-reader producers of a collective's operand, up to another collective."""
     before: list[str] = []
     while True:
-        maker = inside.instructions.get(one.operands[0])
+        maker = inside.instructions.get(row.operands[0])
         if maker is None or len(inside.users[maker.name]) > 1 or maker is inside.root:
             return []
         before.append(maker.name)
         if not _only_moves(module, maker):
             return before
-        one = maker
+        row = maker
 
 
-def _only_moves(module: HloModule, one: Instruction) -> bool:
-    body = module.computations.get(one.called[0]) if one.opcode == "fusion" else None
-    if body is None or len(one.operands) != 1:
-        return one.opcode in _BETWEEN
+def _only_moves(module: HloModule, row: Instruction) -> bool:
+    body = module.computations.get(row.called[0]) if row.opcode == "fusion" else None
+    if body is None or len(row.operands) != 1:
+        return row.opcode in _BETWEEN
     return all(row.opcode in {*_BETWEEN, "parameter"} for row in body.instructions.values())
 
 
-def _alike(module: HloModule, first: Instruction, one: Instruction) -> bool:
-    """Whether two collectives do the same."""
-    if first.opcode != one.opcode or len(first.operands) != 1:
+def _same_operation(module: HloModule, first: Instruction, second: Instruction) -> bool:
+    """Whether two collectives have the same opcode and reduction."""
+    if first.opcode != second.opcode or len(first.operands) != 1:
         return False
-    called = [module.computations.get(name) for name in (*first.called, *one.called)]
+    called = [module.computations.get(name) for name in (*first.called, *second.called)]
     return len({body.root.opcode for body in called if body is not None}) < 2
 
 
 def _union(first: Groups | None, second: Groups | None) -> Groups:
-    """Who talks to whom by way of both."""
+    """The groups of two chained collectives together."""
     of = {device: group for group in first or () for device in group}
     joined = {
         tuple(sorted({other for device in group for other in of.get(device, (device,))}))

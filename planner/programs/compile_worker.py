@@ -1,12 +1,11 @@
-"""A program compiled in a separate process that can be ended, with its result cached on disk.
+"""Compilation in a separate process that can be ended, with results cached on disk.
 
 The cache has one file for each program, under `$ISOSHARD_PLAN_CACHE`, else
-`$XDG_CACHE_HOME/isoshard/plan`, else `~/.cache/isoshard/plan`. A file is written whole or not at
-all; those used longest ago go when there are too many bytes.
+`$XDG_CACHE_HOME/isoshard/plan`, else `~/.cache/isoshard/plan`. Files are written atomically; the
+least recently used ones are removed when the cache is too large.
 
-The process leads a group of its own, so that ending it ends what it started (a CUDA compiler runs
-`ptxas`). It ends itself when this process does: it reads a pipe of which this one has the other
-end.
+The process leads a process group of its own, so that ending it ends its children (a CUDA compiler
+runs `ptxas`). It ends itself when this process ends: it reads a pipe that this one holds open.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class ProgramCache:
     """A folder of compiled programs.
 
     Args:
-        folder: where; None is the user's cache.
+        folder: of the cache; None is the user's.
         limit: bytes that it holds at most.
 
     Example:
@@ -60,20 +59,20 @@ class ProgramCache:
     """
 
     def __init__(self, folder: Path | str | None = None, limit: int = LIMIT):
-        """Name a folder; it is made when something is put there."""
+        """The folder is created when something is stored."""
         self.folder = Path(folder) if folder is not None else default_folder()
         self.limit = limit
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What was put there; None if nothing was, or the file is damaged."""
+        """The stored value; None without one, or if the file is damaged."""
         path = self._path(key)
         try:
             with gzip.open(path, "rt") as file:
-                load = json.load(file)
+                content = json.load(file)
             os.utime(path)
         except (OSError, EOFError, ValueError):
             return None
-        return load
+        return content
 
     def put(self, key: str, value: dict[str, Any]) -> None:
         """Store a value."""
@@ -93,7 +92,7 @@ class ProgramCache:
         return self.folder / f"{key}.json.gz"
 
     def _shrink(self) -> None:
-        """Remove what was used longest ago until the rest fits."""
+        """Remove the least recently used files until the rest fits."""
         files = []
         for path in self.folder.glob("*.json.gz"):
             with contextlib.suppress(FileNotFoundError):  # another process was faster
@@ -109,7 +108,7 @@ class ProgramCache:
 
 
 def default_folder() -> Path:
-    """The folder that is used if none is named."""
+    """The folder of the user's cache."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
@@ -119,17 +118,17 @@ def default_folder() -> Path:
 
 WORKER = Path(__file__).with_name("worker.py")
 LOCK = Path(tempfile.gettempdir()) / f"isoshard-libtpu-{os.getuid()}.lock"
-"""Held while libtpu compiles: one compiler takes all cores. libtpu has a lock of its own, which
-refuses instead of waiting; the worker lifts that by `ALLOW_MULTIPLE_LIBTPU_LOAD` (libtpu 0.0.52 has
-the variable; two compiles side by side were seen to end), so that others' processes do no harm."""
+"""Locked while libtpu compiles: one compiler takes all cores. libtpu has a lock of its own, which
+fails instead of waiting; the worker disables it by `ALLOW_MULTIPLE_LIBTPU_LOAD` (libtpu 0.0.52 has
+the variable; two compilations at once completed), so that other processes do no harm."""
 
 Listener = Callable[[str, float], None]
-"""What is told, some times a second, what is going on and for how many seconds already."""
+"""A callback, called some times a second with the activity and the seconds that it has taken."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProgramText:
-    """What a compiler made of a step.
+    """A compiled step.
 
     Attributes:
         text: HLO of one device.
@@ -137,7 +136,7 @@ class ProgramText:
         cost: its `cost_analysis()`; {} if it has none.
         versions: of jax, jaxlib and the compiler.
         seconds: that the compiler took.
-        cached: it was found on disk.
+        cached: whether it was read from disk.
     """
 
     text: str
@@ -157,20 +156,20 @@ def compiled(
     cache: bool | Path | str = True,
     python: str | None = None,
 ) -> ProgramText:
-    """Compile an exported step, or find what was compiled before.
+    """Compile an exported step, or read its result from the cache.
 
     Args:
         step: the program.
-        target: for what.
+        target: the machine to compile for.
         timeout: seconds after which the compiler is ended; None waits.
-        progress: a function that is told; True shows a bar, False nothing, None a bar if standard
-            error is a terminal.
-        cache: whether to look on disk and keep the result there, or the folder.
+        progress: a callback; True shows a bar, False nothing, None a bar if standard error is a
+            terminal.
+        cache: whether to use the cache on disk, or its folder.
         python: the interpreter that compiles; see `targets.compiler_python`.
 
     Raises:
         CompilerMissingError: it is not installed.
-        CompilationError: it refused the program.
+        CompilationError: the compiler failed.
         CompilationTimeoutError: it took longer than `timeout`.
     """
     interpreter = compiler_python(python)
@@ -179,8 +178,8 @@ def compiled(
     saved = None if cache is False else ProgramCache(None if cache is True else cache)
     result = saved.get(key) if saved else None
     if result is None:
-        with _shown(progress, target) as tell:
-            result = _made(step, target, interpreter, timeout, tell)
+        with _listener(progress, target) as report:
+            result = _compile(step, target, interpreter, timeout, report)
         if saved:
             saved.put(key, result)
         return _as_text(result, cached=False)
@@ -195,15 +194,15 @@ def _as_text(result: Mapping[str, Any], *, cached: bool) -> ProgramText:
 def _key(step: ExportedStep, target: CompileTarget, versions: Mapping[str, str]) -> str:
     """A digest of all that the result depends on."""
     key = dataclasses.asdict(target) | dataclasses.asdict(step) | {"data": None}
-    dumps = json.dumps([key, dict(versions), _passed_on(target)], sort_keys=True, default=str)
+    dumps = json.dumps([key, dict(versions), _environment(target)], sort_keys=True, default=str)
     digest = hashlib.sha256(step.data)
     digest.update(dumps.encode())
     digest.update(WORKER.read_bytes())
     return digest.hexdigest()
 
 
-def _passed_on(target: CompileTarget) -> dict[str, str]:
-    """What of the environment a target's compiler is told."""
+def _environment(target: CompileTarget) -> dict[str, str]:
+    """The environment variables that reach a target's compiler."""
     if target.machine == "tpu":
         return {name: os.environ[name] for name in ("LIBTPU_INIT_ARGS",) if name in os.environ}
     if target.machine == "cuda":
@@ -212,20 +211,23 @@ def _passed_on(target: CompileTarget) -> dict[str, str]:
     return {}
 
 
-def _made(
-    step: ExportedStep, target: CompileTarget, python: str, timeout: float | None, tell: Listener
+def _compile(
+    step: ExportedStep, target: CompileTarget, python: str, timeout: float | None, report: Listener
 ) -> dict[str, Any]:
-    ends = None if timeout is None else time.monotonic() + timeout
-    with tempfile.TemporaryDirectory(prefix="isoshard-plan-") as name, _alone(target, ends, tell):
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with (
+        tempfile.TemporaryDirectory(prefix="isoshard-plan-") as name,
+        _exclusive(target, deadline, report),
+    ):
         folder = Path(name)
         request = dataclasses.asdict(target) | dataclasses.asdict(step)
         del request["data"]
         (folder / "request.json").write_text(json.dumps(request))
         (folder / "program.bin").write_bytes(step.data)
-        _run(folder, target, python, timeout, ends, tell)
-        loads: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        loads["text"] = (folder / "program.hlo").read_text()
-    return loads
+        _run(folder, target, python, timeout, deadline, report)
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        result["text"] = (folder / "program.hlo").read_text()
+    return result
 
 
 def _run(
@@ -233,8 +235,8 @@ def _run(
     target: CompileTarget,
     python: str,
     timeout: float | None,
-    ends: float | None,
-    tell: Listener,
+    deadline: float | None,
+    report: Listener,
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment.pop("XLA_FLAGS", None)
@@ -246,17 +248,17 @@ def _run(
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,
-            env=environment | _passed_on(target),
+            env=environment | _environment(target),
             start_new_session=True,
         )
     try:
         while process.poll() is None:
-            tell("compiling", time.monotonic() - began)
-            if ends is not None and time.monotonic() > ends:
+            report("compiling", time.monotonic() - began)
+            if deadline is not None and time.monotonic() > deadline:
                 raise CompilationTimeoutError(
-                    f"the compiler for {_name(target)} did not end in {timeout:g} s, and was "
-                    "ended. Give it more time by timeout=, write equal layers as one loop "
-                    f"(repeat='auto', scan_layers), or take depth={_FASTER[target.machine]!r}"
+                    f"the compiler for {_name(target)} did not finish in {timeout:g} s, and was "
+                    "ended. Raise timeout=, write equal layers as one loop (repeat='auto', "
+                    f"scan_layers), or use depth={_FASTER[target.machine]!r}"
                 )
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.05)
@@ -271,7 +273,7 @@ _FASTER = {"host": "trace", "tpu": "partition", "cuda": "partition"}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started; none is left behind as a zombie."""
+    """End a process and its group, and wait, so that no zombie remains."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -279,17 +281,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-_ASIDE = "Suspected Python Code Location"
-"""What XLA's error ends with: lines of the process that compiles."""
+_LOCATION = "Suspected Python Code Location"
+"""XLA's errors end with lines of the process that compiles, after this title."""
 
 _RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 def _why(status: int, errors: Path, target: CompileTarget) -> str:
-    splitlines = errors.read_text(errors="replace").strip().partition(_ASIDE)[0].splitlines()
-    raised = [at for at, line in enumerate(splitlines) if _RAISED.match(line)]
-    tail = splitlines[raised[-1] :][:12] if raised else splitlines[-12:]
-    last = "\n".join(line[:600] for line in tail) or "it said nothing"
+    lines = errors.read_text(errors="replace").strip().partition(_LOCATION)[0].splitlines()
+    raised = [at for at, line in enumerate(lines) if _RAISED.match(line)]
+    tail = lines[raised[-1] :][:12] if raised else lines[-12:]
+    last = "\n".join(line[:600] for line in tail) or "it printed no error"
     killed = ""
     if status < 0:
         killed = f" was ended by {signal.Signals(-status).name}"
@@ -302,8 +304,8 @@ def _name(target: CompileTarget) -> str:
 
 
 @contextlib.contextmanager
-def _alone(target: CompileTarget, ends: float | None, tell: Listener) -> Iterator[None]:
-    """Context in which no other process of ours compiles by libtpu."""
+def _exclusive(target: CompileTarget, deadline: float | None, report: Listener) -> Iterator[None]:
+    """Context in which no other process of isoshard compiles by libtpu."""
     if target.machine != "tpu":
         yield
         return
@@ -315,27 +317,29 @@ def _alone(target: CompileTarget, ends: float | None, tell: Listener) -> Iterato
                 break
             except BlockingIOError:
                 waited = time.monotonic() - began
-                tell("waiting for another process that compiles by libtpu", waited)
-                if ends is not None and time.monotonic() > ends:
+                report("waiting for another process that compiles by libtpu", waited)
+                if deadline is not None and time.monotonic() > deadline:
                     raise CompilationTimeoutError(
-                        f"another process compiled by libtpu for all of {waited:.0f} s: wait for "
-                        "it, or give more time by timeout="
+                        f"another process has compiled by libtpu for {waited:.0f} s: wait for it, "
+                        "or raise timeout="
                     ) from None
                 time.sleep(0.1)
         yield
 
 
 @contextlib.contextmanager
-def _shown(progress: bool | Listener | None, target: CompileTarget) -> Iterator[Listener]:
-    """What tells how it goes: the function given, a bar, or nothing."""
+def _listener(progress: bool | Listener | None, target: CompileTarget) -> Iterator[Listener]:
+    """The progress callback: the caller's, a bar, or one that does nothing."""
     if callable(progress):
         yield progress
         return
     if progress is False or (progress is None and not sys.stderr.isatty()):
-        yield lambda _what, _seconds: None
+        yield lambda _activity, _seconds: None
         return
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(f"{_name(target)}: starting", total=None)
-        yield lambda what, _seconds: bar.update(task, description=f"{_name(target)}: {what}")
+        yield lambda activity, _seconds: bar.update(
+            task, description=f"{_name(target)}: {activity}"
+        )

@@ -1,12 +1,12 @@
-"""A step at depth "partition" and "compile": compiled elsewhere, read, and summed up.
+"""A step at depth "partition" and "compile": compiled in another process, read, and summed up.
 
-`by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
+`by_compiler` runs the target's own compiler, so the peak memory is that of its statistics.
 `by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
-what the target's compiler would make of the rest is modelled (`target_schedule`,
-`collective_rewrites`, `windowed_products`).
-The host's compiler is kept from widening bfloat16, from handing products to libraries and from
-joining reductions, none of which the targets do; and from taking barriers away before it schedules:
-they hold what is computed again (`jax.checkpoint`) back until its gradient is wanted.
+the passes of the target's compiler are modelled (`target_schedule`, `collective_rewrites`,
+`windowed_products`).
+Flags keep the host's compiler from widening bfloat16, from library calls for products and from
+combining reductions, none of which the targets do; and from removing barriers before it schedules:
+they delay recomputation (`jax.checkpoint`) until the gradient needs it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isoshard.planner.costs.device_program import DeviceProgram
 from isoshard.planner.machine.topologies import Topology, topology_of
 from isoshard.planner.reports.report import LiveArray, MemoryEstimate
 
-from .collective_rewrites import chained_as_one
+from .collective_rewrites import fold_chained
 from .compile_worker import Listener, ProgramText, compiled
 from .device_ops import device_ops, dtype_name, line_at
 from .exporting import exported
@@ -31,10 +31,10 @@ from .hlo_liveness import ProgramLiveness, liveness
 from .scaled_meshes import scaled_back, scaled_down
 from .target_schedule import target_liveness
 from .targets import HOST_DEVICES, CompilationError, CompileTarget, target_of
-from .windowed_products import multiplied_by_parts, windowed_products
+from .windowed_products import rewrite_windowed, windowed_products
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
-"""A chip's platform -> what `jax.export` calls it."""
+"""A chip's platform -> its name in `jax.export`."""
 
 HOST = CompileTarget(
     "host",
@@ -48,8 +48,8 @@ HOST = CompileTarget(
 )
 """The host's compiler, as near to those of TPUs and GPUs as its flags allow.
 
-Without the passes that widen bfloat16 it refuses such a program when it comes to emit code; by then
-the scheduled program has been written to a file, and the time for the code is saved.
+Without the passes that widen bfloat16 it fails on such a program when it emits code; by then the
+scheduled program has been written to a file, and the time for the code is saved.
 """
 
 _SHOWN = 20
@@ -60,7 +60,7 @@ _UNTRIED = (
     "XLA found no tiles for a product; where the GPU is, it tries others and cuBLAS. So this was "
     f"compiled with products by cuBLAS ({_BY_LIBRARY[0]})"
 )
-"""XLA makes Triton kernels of products, with tiles that it guesses where it cannot try any."""
+"""XLA compiles products to Triton kernels, with guessed tiles where it cannot autotune."""
 
 
 def by_partitioner(
@@ -74,10 +74,10 @@ def by_partitioner(
     """Split a step by XLA's partitioner on this host, without the target's compiler.
 
     Args:
-        step: over devices that are here or described.
+        step: over attached or described devices.
         timeout: seconds after which the compiler is ended; None waits.
-        progress: a function that is told, True, False, or None: a bar if there is a terminal.
-        cache: whether to look on disk first, or the folder to look in.
+        progress: a callback, True, False, or None: a bar if there is a terminal.
+        cache: whether to use the cache on disk, or its folder.
         python: the interpreter that compiles; see `targets.compiler_python`.
 
     Returns:
@@ -85,7 +85,7 @@ def by_partitioner(
         of its compiler, as of `by_compiler`.
 
     Raises:
-        PlanningError: the compiler refused it, took too long, or the step cannot be scaled down
+        PlanningError: the compiler failed or took too long, or the step cannot be scaled down
             from more devices than a host can have.
     """
     arguments = {"timeout": timeout, "progress": progress, "cache": cache, "python": python}
@@ -93,24 +93,24 @@ def by_partitioner(
         return _partition(step, arguments)
     large, small = scaled_down(step, HOST_DEVICES)
     sizes = (large.size, small.size)
-    programs = [_partition(one.step, arguments, one.axis) for one in (large, small)]
+    programs = [_partition(scaled.step, arguments, scaled.axis) for scaled in (large, small)]
     full = step.mesh.shape[large.axis]
-    new = scaled_back(programs[0], programs[1], sizes, full, step)
-    joined = "collectives that its compiler would join are counted each"
+    program = scaled_back(programs[0], programs[1], sizes, full, step)
+    joined = "collectives that its compiler would combine are counted separately"
     note = (
         f"partitioned for {large.size} and {small.size} devices along {large.axis!r}, and scaled "
         f"to {full}: this host can have {HOST_DEVICES} devices, and the mesh has {step.mesh.size}"
     )
-    return dataclasses.replace(new, notes=(*new.notes, joined, note))
+    return dataclasses.replace(program, notes=(*program.notes, joined, note))
 
 
 def _partition(step: TracedStep, arguments: Mapping[str, Any], scaled: str = "") -> DeviceProgram:
     machine = topology_of(step.mesh)
     target = CompileTarget("host") if machine.chip.platform == "cpu" else HOST
-    new = compiled(exported(step, "cpu"), target, **arguments)
+    program = compiled(exported(step, "cpu"), target, **arguments)
     if target is HOST:
-        return partitioned(step, new, machine, scaled)
-    return _as_compiled(step, new, machine)
+        return partitioned(step, program, machine, scaled)
+    return _as_compiled(step, program, machine)
 
 
 def by_compiler(
@@ -124,19 +124,19 @@ def by_compiler(
     """Compile a step by the target's own compiler, which needs no accelerator.
 
     Args:
-        step: over devices that are here or described.
+        step: over attached or described devices.
         timeout: seconds after which the compiler is ended; None waits.
-        progress: a function that is told, True, False, or None: a bar if there is a terminal.
-        cache: whether to look on disk first, or the folder to look in.
+        progress: a callback, True, False, or None: a bar if there is a terminal.
+        cache: whether to use the cache on disk, or its folder.
         python: the interpreter that compiles; see `targets.compiler_python`.
 
     Returns:
-        Operations and memory of one device; the peak is arguments, results that lie in no
-        argument's memory, and temporaries, as the compiler's statistics say.
+        Operations and memory of one device; the peak is arguments, results that take no
+        argument's memory, and temporaries, by the compiler's statistics.
 
     Raises:
         CompilerMissingError: the target's compiler is not installed.
-        PlanningError: it refused the step, or took too long.
+        PlanningError: the compiler failed, or took too long.
     """
     machine = topology_of(step.mesh)
     platform = PLATFORMS[machine.chip.platform]
@@ -147,50 +147,52 @@ def by_compiler(
         "python": python,
     }
     target, notes = target_of(step.mesh, machine), ()
-    program = exported(step, platform)
+    exported_step = exported(step, platform)
     try:
-        new = compiled(program, target, **arguments)
+        program = compiled(exported_step, target, **arguments)
     except CompilationError as error:
         if _UNTILED not in str(error):
             raise
-        new = compiled(program, dataclasses.replace(target, flags=_BY_LIBRARY), **arguments)
+        program = compiled(
+            exported_step, dataclasses.replace(target, flags=_BY_LIBRARY), **arguments
+        )
         notes = (_UNTRIED,)
-    return dataclasses.replace(_as_compiled(step, new, machine), notes=notes)
+    return dataclasses.replace(_as_compiled(step, program, machine), notes=notes)
 
 
 def partitioned(
-    step: TracedStep, new: ProgramText, machine: Topology, scaled: str = ""
+    step: TracedStep, program: ProgramText, machine: Topology, scaled: str = ""
 ) -> DeviceProgram:
-    """What the partitioner's program says of a step on a TPU or a GPU."""
+    """A step on a TPU or a GPU, by the partitioner's program."""
     chip = machine.chip
-    module = chained_as_one(parsed(new.text), chip.platform)
+    module = fold_chained(parsed(program.text), chip.platform)
     arguments = [_axes(leaf.sharding.spec) for leaf in step.inputs]
     products = windowed_products(module, step.mesh, arguments, chip.name, scaled)
     result, notes = target_liveness(module, chip.platform, chip.memory, products)
-    sending = multiplied_by_parts(module, products)
+    sending = rewrite_windowed(module, products)
     ops = device_ops(sending, step.mesh, result.at, target=chip.platform, joining=not scaled)
     memory = _memory(step, sending, result, result.total, machine)
-    note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
-    return DeviceProgram(ops, memory, (note, *notes), new.versions)
+    note = "fusion and liveness of the target's compiler are modelled, from the partitioned program"
+    return DeviceProgram(ops, memory, (note, *notes), program.versions)
 
 
 def _axes(spec: PartitionSpec) -> frozenset[str]:
-    """The mesh axes that a layout names."""
-    entries = ((one,) if isinstance(one, str) else one or () for one in spec)
-    return frozenset(axis for entry in entries for axis in entry)
+    """The mesh axes of a spec."""
+    entries = ((entry,) if isinstance(entry, str) else entry or () for entry in spec)
+    return frozenset(axis for names in entries for axis in names)
 
 
-def _as_compiled(step: TracedStep, new: ProgramText, machine: Topology) -> DeviceProgram:
-    module = parsed(new.text)
+def _as_compiled(step: TracedStep, program: ProgramText, machine: Topology) -> DeviceProgram:
+    module = parsed(program.text)
     result = liveness(module)
-    peak = peak_of(new.memory)
+    peak = peak_of(program.memory)
     ops = device_ops(module, step.mesh, result.at)
     memory = _memory(step, module, result, peak, machine)
-    return DeviceProgram(ops, memory, (), new.versions)
+    return DeviceProgram(ops, memory, (), program.versions)
 
 
 def peak_of(memory: Mapping[str, int]) -> int:
-    """The bytes that a compiled program needs at once.
+    """The peak memory of a compiled program, in bytes.
 
     Example:
         >>> peak_of({"argument_size_in_bytes": 8, "output_size_in_bytes": 8,

@@ -1,11 +1,12 @@
 """The operations of a compiled program, in the order in which one device runs them.
 
-An instruction that XLA inserted has the user's line of the nearest one that has any.
+An instruction that XLA inserted gets the user's line of the nearest one that has a line.
 """
 
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
@@ -21,37 +22,86 @@ from isoshard.core.kit import (
     Instruction,
     axes_of,
     groups_of,
+    is_users,
     operation,
+    said_by,
+    written,
 )
 from isoshard.planner.costs.device_program import DeviceOp
 from isoshard.planner.scheduling.kernels import awaited
 
-from .collective_combining import SentBy, joined
+from .collective_combining import InstructionOp, joined
 from .collective_rewrites import is_narrowed, is_sliced, joined_reductions
-from .hlo_costs import FREE, Costs, costs_of, operand_arrays, trips
+from .hlo_costs import FREE, costs_of, operand_arrays, trips
 from .hlo_kernels import dataflow
 from .hlo_layouts import is_reordered
-from .hlo_lines import line_of
 from .sliced_programs import SlicedProgram
 
+_OP_NAME = re.compile(r'op_name="(?P<path>(?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"stack_frame_id=(?P<number>\d+)")
+_SOURCE = re.compile(r'source_file="(?P<file>[^"]*)" source_line=(?P<line>\d+)')
+
+_LINES: weakref.WeakKeyDictionary[HloModule, dict[str, str]] = weakref.WeakKeyDictionary()
+"""The line of each text of metadata in a module: many instructions have the same."""
+
 _STEPS = 6
-"""How far to look."""
+"""How many instructions away a line is searched for."""
+
+
+def line_of(module: HloModule, instruction: Instruction) -> str:
+    """The user's line of an instruction; "" without one."""
+    metadata = instruction.attributes.partition("metadata={")[2]
+    if not metadata:
+        return ""
+    lines = _LINES.setdefault(module, {})
+    if metadata not in lines:
+        lines[metadata] = _line_in(module, metadata)
+    return lines[metadata]
+
+
+def _line_in(module: HloModule, metadata: str) -> str:
+    name = _OP_NAME.search(metadata)
+    line = said_by(name["path"].replace('\\"', '"')) if name else None
+    if line is not None:
+        return line
+    frame = _FRAME.search(metadata)
+    if frame:
+        return _line_of_frame(module, frame["number"])
+    file = _SOURCE.search(metadata)
+    if file and is_users(file["file"]):
+        return written(file["file"], int(file["line"]), "").removesuffix(" ()")
+    return ""
+
+
+def _line_of_frame(module: HloModule, frame_id: str) -> str:
+    visited: set[str] = set()
+    while frame_id in module.frames and frame_id not in visited:
+        visited.add(frame_id)
+        file, line, function, caller = module.frames[frame_id]
+        if file and is_users(file):
+            return written(file, int(line), function)
+        frame_id = caller
+    return ""
 
 
 def nearest_line(module: HloModule, inside: Computation, row: Instruction) -> str:
-    """The line of an instruction, of what it does inside, or of the nearest that has one.
+    """The line of an instruction, of its bodies, or of the nearest instruction that has one.
 
     Returns:
-        The line of what it is made from, rather than of what is made from it; "" if none is near.
+        The line of an operand, rather than of a reader; "" if none is near.
     """
     bodies = [module.computations[name] for name in row.called if name in module.computations]
     inner = [row for body in bodies for row in (body.root, *body.instructions.values())]
     result = next(filter(None, map(partial(line_of, module), [row, *inner])), "")
-    return result or _along(module, inside, row, up=True) or _along(module, inside, row, up=False)
+    return (
+        result
+        or _near_line(module, inside, row, up=True)
+        or _near_line(module, inside, row, up=False)
+    )
 
 
 def line_at(module: HloModule, row: Instruction) -> str:
-    """As `nearest_line`, of an instruction wherever it stands."""
+    """As `nearest_line`, of an instruction in any computation."""
     line = line_of(module, row)
     if line:
         return line
@@ -60,7 +110,7 @@ def line_at(module: HloModule, row: Instruction) -> str:
     return nearest_line(module, inside, row) if inside else ""
 
 
-def _along(module: HloModule, inside: Computation, row: Instruction, *, up: bool) -> str:
+def _near_line(module: HloModule, inside: Computation, row: Instruction, *, up: bool) -> str:
     near, visited = [row], {row.name}
     for _ in range(_STEPS):
         around = [other for at in near for other in _next_to(inside, at, up)]
@@ -75,8 +125,8 @@ def _along(module: HloModule, inside: Computation, row: Instruction, *, up: bool
 def _next_to(inside: Computation, row: Instruction, up: bool) -> list[Instruction]:
     if not up:
         return list(inside.users.get(row.name, ()))
-    next_ = inside.instructions
-    return [next_[name] for name in row.operands if name in next_]
+    rows = inside.instructions
+    return [rows[name] for name in row.operands if name in rows]
 
 
 _DTYPES = {
@@ -89,7 +139,7 @@ _DTYPES = {
 }
 _LETTERS = {"f": "float", "s": "int", "u": "uint"}
 _SCATTERS = "all-reduce-scatter"
-"""What the name of a fusion's computation begins with that is a reduce-scatter of a TPU."""
+"""Prefix of the name of a fusion's computation that is a TPU's reduce-scatter."""
 
 WINDOWED = "windowed_dot_general_body"
 """In the names of the bodies of loops that multiply while they send; see `windowed_products`."""
@@ -119,23 +169,23 @@ def device_ops(
     joining: bool = True,
     slices: int | None = None,
 ) -> tuple[DeviceOp, ...]:
-    """List what one device does.
+    """The operations of one device.
 
     Args:
         module: its program.
         mesh: over all devices of the program, in their order.
         live: bytes alive while an instruction runs, by its name.
-        target: "tpu" or "gpu": the program is the host's and read as the compiler of one would
-            have it; see `collective_rewrites`. "": it is read as it is.
-        joining: whether small collectives are one where it sends them so; see
+        target: "tpu" or "gpu": the program is the host's and read as that compiler would rewrite
+            it; see `collective_rewrites`. "": it is read as it is.
+        joining: whether small collectives are combined as the target does; see
             `collective_combining`.
-        slices: how many slices the devices are in, if they do not know.
+        slices: how many slices the devices are in, for devices without a slice index.
     """
     return tuple(_Reader(module, mesh, live, target, joining, slices).of(module.entry, 1, 0))
 
 
 class _Reader:
-    """A way through a program's computations."""
+    """Reads the computations of a program."""
 
     def __init__(
         self,
@@ -151,20 +201,20 @@ class _Reader:
         self.live = live
         self.target = target
         self.joining = joining
-        self.places = SlicedProgram(module, mesh, slices)
+        self.sliced = SlicedProgram(module, mesh, slices)
         self.loops = 0
         self.lines: dict[str, str] = {}
         self.awaited: dict[str, set[str]] = {}
 
     def of(self, inside: Computation, times: int, scope: int) -> list[DeviceOp]:
-        """What one computation does, and those that it calls."""
+        """The operations of a computation and of those that it calls."""
         done = list(self._done(inside, times, scope))
         if self.target and self.joining:
             return joined(self.module, inside, done, self.target)
         return [op.op for op in done]
 
-    def _done(self, inside: Computation, times: int, scope: int) -> Iterator[SentBy]:
-        sent: set[str] = set()
+    def _done(self, inside: Computation, times: int, scope: int) -> Iterator[InstructionOp]:
+        channels: set[str] = set()
         added = joined_reductions(self.module, inside) if self.target else frozenset()
         for row in inside.instructions.values():
             inner: Iterable[DeviceOp] = ()
@@ -180,12 +230,12 @@ class _Reader:
                 inner = max(ways, key=_size, default=())
             elif row.name not in added and row.opcode not in FREE | {"copy-start"}:
                 if not row.opcode.endswith("-done"):
-                    ops = self._of_one(inside, row, times, scope, sent)
-                    yield from (SentBy(row.name, op) for op in ops)
-            yield from (SentBy("", op) for op in inner)
+                    ops = self._instruction(inside, row, times, scope, channels)
+                    yield from (InstructionOp(row.name, op) for op in ops)
+            yield from (InstructionOp("", op) for op in inner)
 
-    def _of_one(
-        self, inside: Computation, row: Instruction, times: int, scope: int, sent: set[str]
+    def _instruction(
+        self, inside: Computation, row: Instruction, times: int, scope: int, channels: set[str]
     ) -> Iterator[DeviceOp]:
         line, live = self._line(inside, row), self.live.get(row.name, 0)
         if operation(row):
@@ -193,11 +243,11 @@ class _Reader:
             yield from self._collective(inside, row, times, scope, line, live, waits)
             return
         for within, inner in self._collectives_in(row):
-            # One that runs beside others stands in several fusions: its start, what is computed
+            # An asynchronous collective is in several fusions: its start, what is computed
             # meanwhile, its end.
             channel = _CHANNEL.search(inner.attributes)
-            if channel is None or channel[1] not in sent:
-                sent.add(channel[1] if channel else "")
+            if channel is None or channel[1] not in channels:
+                channels.add(channel[1] if channel else "")
                 text = line_of(self.module, inner) or line
                 waits = bool(scope) and self._waits(inside, row)
                 yield from self._collective(within, inner, times, scope, text, live, waits)
@@ -231,9 +281,9 @@ class _Reader:
         waits: bool,
     ) -> Iterator[DeviceOp]:
         kind, size = operation(row) or ("", 0)
-        outside = self.places.talking(row.text)
-        groups = self.places.of_mesh(groups_of(row.text))
-        axes = outside.axes or axes_along(kind, size, groups, self.mesh)
+        outside = self.sliced.talking(row.text)
+        groups = self.sliced.of_mesh(groups_of(row.text))
+        axes = outside.axes or collective_axes(kind, size, groups, self.mesh)
         if not axes:
             return
         arrays = operand_arrays(inside, row) or list(row.arrays)
@@ -260,13 +310,13 @@ class _Reader:
             live=live,
             scope=scope,
             waits=waits,
-            slices=outside.slices or self.places.met(groups, exact=self.joining),
+            slices=outside.slices or self.sliced.slice_count(groups, exact=self.joining),
         )
 
     def _waits(self, inside: Computation, row: Instruction) -> bool:
-        """Whether an operand follows from products of this run of a loop, or from its last run."""
+        """Whether an operand depends on products of this iteration, or on the one before."""
         if WINDOWED in inside.name:
-            return False  # parts are sent on while others are multiplied
+            return False  # shards are sent on while others are multiplied
         names = self.awaited.get(inside.name)
         if names is None:
             kernels = dataflow(self.module, inside)
@@ -274,8 +324,10 @@ class _Reader:
                 (kernel.reads, kernel.writes, bool(costs_of(self.module, inside, kernel.op).flops))
                 for kernel in kernels
             ]
-            carried = [n for n, kernel in enumerate(kernels) if _is_carried(inside, kernel.op)]
-            depends, _ = awaited(rows, carried)
+            changing = [
+                n for n, kernel in enumerate(kernels) if _changes_in_loop(inside, kernel.op)
+            ]
+            depends, _ = awaited(rows, changing)
             names = {k.op.name for k, late in zip(kernels, depends, strict=True) if late}
             self.awaited[inside.name] = names
         return row.name in names
@@ -286,8 +338,8 @@ class _Reader:
         return self.lines[row.name]
 
 
-def _is_carried(inside: Computation, row: Instruction) -> bool:
-    """Whether an array is an element of a loop's carry that each run changes."""
+def _changes_in_loop(inside: Computation, row: Instruction) -> bool:
+    """Whether an array is an element of a loop's carry that each iteration changes."""
     source = inside.instructions.get(row.operands[0]) if row.operands else None
     if row.opcode != "get-tuple-element" or source is None or source.opcode != "parameter":
         return False
@@ -299,13 +351,13 @@ def _is_carried(inside: Computation, row: Instruction) -> bool:
     return not (same and f"index={index}," in after.attributes + ",")
 
 
-def axes_along(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple[str, ...]:
-    """The axes of a mesh along which a collective talks; of one across them all it touches.
+def collective_axes(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple[str, ...]:
+    """The mesh axes of a collective; of groups along no axis, all along which their devices differ.
 
     Args:
         kind: HLO's name of it.
         size: bytes of its result.
-        groups: who talks to whom, as places in the mesh; None or () are all.
+        groups: of devices, as indices in the mesh; None or () are all.
         mesh: over the devices of the program.
     """
     axes = axes_of(Collective(KINDS[kind], size, groups or (), 1), mesh)
@@ -321,8 +373,3 @@ def axes_along(kind: str, size: int, groups: Groups | None, mesh: Mesh) -> tuple
 
 def _size(ops: tuple[DeviceOp, ...]) -> float:
     return sum((op.flops + op.bytes + op.sent) * op.times for op in ops)
-
-
-def total(ops: tuple[DeviceOp, ...]) -> Costs:
-    """Flops and bytes of one step."""
-    return Costs(sum(o.flops * o.times for o in ops), sum(o.bytes * o.times for o in ops), "")

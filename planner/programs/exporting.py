@@ -1,14 +1,12 @@
-"""A traced step as bytes that another process compiles: StableHLO with layouts and donations.
+"""A traced step, serialized for another process to compile: StableHLO, shardings, donations.
 
 The program names no device: its meshes are abstract, so 4,096 devices are as good as eight. Of
-places in the source only the user's lines are kept, as name scopes
-(`isoshard.core.traced.source_lines`), so that the same step gives the same bytes wherever
-it is estimated from.
+source locations only the user's lines are kept, as name scopes
+(`isoshard.core.traced.source_lines`), so that a step has the same bytes wherever it is estimated.
 
-Operators that tell XLA's partitioner how to split them (`custom_partitioning`) do that in a
-function of the process that compiles. The planner's process has none, so they are exported as what
-they would tell it, where devices talk in that (`self_split`), and else as the operation on whole
-arrays that they stand for.
+Operators of `custom_partitioning` have a Python callback for XLA's partitioner, which the process
+that compiles does not have. So the callback is called before the export, where its result has
+collectives (`self_split`); else the operation on global arrays is exported.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import Any
 
 import jax
 from jax import export
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.kit import (
     JaxprRewriter,
@@ -32,10 +30,9 @@ from isoshard.core.kit import (
     no_locations,
     scope_of,
 )
-from isoshard.planner.traced.platform_programs import abstract_layout, on_abstract_mesh
 
 from .hlo_costs import KERNEL
-from .self_split import answered
+from .self_split import with_custom_partitions
 from .targets import CompilerMissingError, PlanningError
 
 
@@ -45,11 +42,11 @@ class ExportedStep:
 
     Attributes:
         data: `jax.export.Exported`, serialized.
-        donated: numbers of the inputs whose memory results take.
-        results: numbers of the step's results, in the order in which the program gives them.
+        donated: indices of the inputs whose memory results take.
+        results: indices of the step's results, in the order in which the program returns them.
         axes: the mesh's axes and their sizes, in order.
         axis_types: of each axis, as `jax.sharding.AxisType` names it.
-        wide: 64-bit types are on.
+        wide: whether 64-bit types are enabled.
         platform: "cpu", "tpu" or "cuda".
     """
 
@@ -66,8 +63,8 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
     """Export a step for a platform.
 
     Returns:
-        The program. JAX gives each result the first donated input of its shape and dtype; so
-        results that replace an input stand first, in the order of those inputs.
+        The program. JAX pairs each result with the first donated input of its shape and dtype; so
+        results that replace an input come first, in the order of those inputs.
 
     Raises:
         PlanningError: an operation has no lowering for the platform, or calls the host.
@@ -85,7 +82,7 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         >>> exported(step, "tpu").donated
         (0,)
     """
-    program = with_lines(on_abstract_mesh(answered(step)))
+    program = with_lines(on_abstract_mesh(with_custom_partitions(step)))
     order, donated = _pairs(step)
     run = jaxpr_as_fun(program)
     function = jax.jit(
@@ -129,18 +126,18 @@ def _serialized(new: export.Exported, name: str) -> bytes:
     except ImportError as error:  # jax does not require what it writes programs with
         raise CompilerMissingError(
             f"{name} cannot be planned at this depth: JAX exports programs by flatbuffers, "
-            "which cannot be imported here: pip install flatbuffers. depth='trace' does without"
+            "which is not installed: pip install flatbuffers. depth='trace' does not need it"
         ) from error
 
 
 def with_lines(program: Any) -> Any:
-    """The same jaxpr with each equation's line as its innermost name scope, at any depth.
+    """The jaxpr with each equation's line as its innermost name scope, at any depth.
 
-    Of a kernel of Pallas there is one more, which says what it computes.
+    A Pallas kernel has one more scope, with its flops.
 
     Returns:
-        A jaxpr of the same kind, in which operators of `custom_partitioning` are calls of what
-        they stand for.
+        A jaxpr of the same kind, in which operators of `custom_partitioning` are calls of their
+        functions on global arrays.
     """
     return _WithLines().program(program)
 
@@ -160,8 +157,46 @@ class _WithLines(JaxprRewriter):
         yield eqn.replace(source_info=source) if scopes else eqn
 
 
+def on_abstract_mesh(program: Any) -> Any:
+    """The jaxpr with abstract meshes in all shardings and `shard_map`s, at any depth.
+
+    A trace has shardings over the caller's mesh. Lowering needs the client of that mesh's devices,
+    which described devices do not have; an abstract mesh has no devices.
+
+    Returns:
+        A jaxpr of the same kind; the argument is not changed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from isoshard.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:2x4").mesh((2, 4), ("x", "y"))
+        >>> row = NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        >>> constrain = lambda x: jax.lax.with_sharding_constraint(jnp.sin(x), row)
+        >>> program = on_abstract_mesh(jax.make_jaxpr(constrain)(jnp.ones(8)))
+        >>> program.eqns[-1].params["sharding"].mesh is mesh.abstract_mesh
+        True
+    """
+    return _OnAbstractMesh().program(program)
+
+
+def abstract_layout(layout: NamedSharding) -> NamedSharding:
+    """The sharding over the abstract mesh."""
+    if not isinstance(layout.mesh, Mesh):
+        return layout
+    return NamedSharding(layout.mesh.abstract_mesh, layout.spec, memory_kind=layout.memory_kind)
+
+
+class _OnAbstractMesh(JaxprRewriter):
+    def value(self, value: Any, context: Any) -> Any:
+        if isinstance(value, Mesh):
+            return value.abstract_mesh
+        if isinstance(value, NamedSharding):
+            return abstract_layout(value)
+        return super().value(value, context)
+
+
 def _pairs(step: TracedStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The order of results in which each meets the input it replaces; and those inputs."""
+    """The order of results in which JAX pairs each with the input it replaces; and those inputs."""
     replacing: dict[int, int] = {}
     for at, result in enumerate(step.results):
         source = result.replaces

@@ -1,8 +1,8 @@
-"""What one HLO instruction computes and moves: operations of products, bytes of memory.
+"""The cost of one HLO instruction: flops of products, bytes of memory.
 
-An operation is a multiplication or an addition of a product of matrices or a convolution; what is
-done element by element takes the time that its bytes take. Bytes are of operands and results, each
-once, as a fusion reads and writes them; of what is sliced only the slice counts.
+Flops are multiplications and additions of matrix products and convolutions; an elementwise
+instruction takes the time of its bytes. Bytes are of operands and results, each once, as a fusion
+reads and writes them; of a sliced operand only the slice counts.
 
 >>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
@@ -15,9 +15,9 @@ once, as a fusion reads and writes them; of what is sliced only the slice counts
 >>> costs_of(module, module.entry, module.root)
 Costs(flops=1024.0, bytes=448.0, dtype='bf16')
 
-The trip count of a loop is what XLA notes. Programs of TPUs have no note; their loops count: an
-element of the carry starts at a constant, grows by a constant in each run, and is compared with a
-constant or another element.
+The trip count of a loop is XLA's annotation (`known_trip_count`). Programs of TPUs have none; their
+loops count: an element of the carry starts at a constant, grows by a constant in each iteration,
+and is compared with a constant or another element.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ RUNS_OTHERS = frozenset(("while", "call", "conditional"))
 _GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__onednn$matmul", "__triton_gemm")
 
 KERNEL = "flops:"
-"""Begins the name scope that says what a kernel of Pallas computes; HLO keeps only its binary."""
+"""Prefix of the name scope with the flops of a Pallas kernel; HLO has only its binary."""
 
 _KERNEL = re.compile(rf'op_name="(?:[^"\\]|\\.)*\b{KERNEL}(\d+)/[^/"]*"')
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What one run of one instruction takes.
+    """The cost of one run of one instruction.
 
     Attributes:
         flops: operations of products.
@@ -81,7 +81,7 @@ def _products(module: HloModule, inside: Computation, row: Instruction) -> tuple
     operands = operand_arrays(inside, row)
     if row.opcode == "dot" and operands:
         sizes = operands[0].sizes
-        summed = _numbers(r"lhs_contracting_dims=\{([\d,]*)\}", row.attributes)
+        summed = _indices(r"lhs_contracting_dims=\{([\d,]*)\}", row.attributes)
         return _product(row, [sizes[axis] for axis in summed]), operands[0].dtype
     if row.opcode == "convolution" and len(operands) > 1:
         return _convolution(row, *operands[:2]), operands[0].dtype
@@ -150,15 +150,15 @@ def _window(attributes: str) -> str:
 
 
 def _pairs(image: int, kernel: int, out: int, window: dict[str, str]) -> float:
-    """How many pairs of an element of the image and one of the kernel meet along one axis."""
+    """How many pairs of an image's and a kernel's element are multiplied along one axis."""
     if image * kernel * out == 0:
         return 0.0
     stride, base = int(window.get("stride", 1)), int(window.get("lhs_dilate", 1))
-    apart = int(window.get("rhs_dilate", 1))
+    dilation = int(window.get("rhs_dilate", 1))
     low = int(window.get("pad", "0_0").split("_")[0])
     if kernel * out > 1 << 22 or (kernel == 1 and low == 0 and base == 1):
         return float(kernel * out)
-    positions = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * apart - low
+    positions = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * dilation - low
     inside = (positions >= 0) & (positions <= (image - 1) * base) & (positions % base == 0)
     return float(inside.sum())
 
@@ -195,7 +195,7 @@ def _moved_by_fusion(body: Computation, row: Instruction) -> float:
 
 
 def _distinct(body: Computation, parameter: Instruction) -> list[Instruction]:
-    """Who reads a parameter: its slices, or all of it once."""
+    """The users that read a parameter: slices of it, or one that reads all of it."""
     users = body.users[parameter.name]
     if all(_is_partial(user, parameter) for user in users):
         return list(users)
@@ -215,14 +215,14 @@ def _read(body: Computation, parameter: Instruction, user: Instruction) -> float
     return float(user.arrays[0].bytes)
 
 
-def _through(body: Computation, through: Instruction) -> Instruction:
-    """What an instruction passes on, behind bitcasts and conversions."""
-    while through.opcode in ("bitcast", "convert", "copy") and through.operands:
-        through = body.instructions[through.operands[0]]
-    return through
+def _through(body: Computation, row: Instruction) -> Instruction:
+    """The source of an instruction, through bitcasts, copies and conversions."""
+    while row.opcode in ("bitcast", "convert", "copy") and row.operands:
+        row = body.instructions[row.operands[0]]
+    return row
 
 
-def _numbers(pattern: str, text: str) -> list[int]:
+def _indices(pattern: str, text: str) -> list[int]:
     match = re.search(pattern, text)
     return [int(index) for index in match[1].split(",") if index] if match else []
 
@@ -232,18 +232,18 @@ _SAME = frozenset(("copy", "bitcast", "convert", "copy-done", "copy-start", "res
 
 
 def trips(module: HloModule, inside: Computation, loop: Instruction) -> int:
-    """How often a loop runs; 1 if that is not known."""
+    """The trip count of a loop; 1 if it is not known."""
     match = _NOTED.search(loop.attributes)
     if match:
         return int(match[1])
-    body, condition = (module.computations[name] for name in _parts(loop))
+    body, condition = (module.computations[name] for name in _loop_bodies(loop))
     test = _test(module, condition)
     if test is None:
         return 1
     counter, limit = test
-    start = _number(inside, _carried(inside, loop, counter))
+    start = _constant(inside, _initial(inside, loop, counter))
     if isinstance(limit, tuple):
-        stop = _number(inside, _carried(inside, loop, limit[0]))
+        stop = _constant(inside, _initial(inside, loop, limit[0]))
     else:
         stop = limit
     step = _step(module, body, counter)
@@ -252,13 +252,13 @@ def trips(module: HloModule, inside: Computation, loop: Instruction) -> int:
     return max(0, -(-(stop - start) // step))
 
 
-def _parts(loop: Instruction) -> tuple[str, str]:
+def _loop_bodies(loop: Instruction) -> tuple[str, str]:
     result = dict(re.findall(r"\b(body|condition)=%?([\w.\-]+)", loop.attributes))
     return result["body"], result["condition"]
 
 
 def _test(module: HloModule, condition: Computation) -> tuple[int, int | tuple[int]] | None:
-    """The element that counts, and the number, or the (element,), that it stays below."""
+    """The carry's counter, and its upper bound: a constant, or the (element,) of the carry."""
     inside, root = condition, condition.root
     arguments: dict[str, Instruction] = {}
     if root.opcode == "fusion":
@@ -270,7 +270,7 @@ def _test(module: HloModule, condition: Computation) -> tuple[int, int | tuple[i
         root = inside.root
     if root.opcode != "compare" or "direction=LT" not in root.attributes:
         return None
-    left, right = (_behind(inside, arguments, name) for name in root.operands)
+    left, right = (_source(inside, arguments, name) for name in root.operands)
     counter = _index(left)
     if counter is None:
         return None
@@ -280,17 +280,11 @@ def _test(module: HloModule, condition: Computation) -> tuple[int, int | tuple[i
     return None if limit is None else (counter, (limit,))
 
 
-def _behind(inside: Computation, arguments: dict[str, Instruction], name: str) -> Instruction:
-    result = inside.instructions[name]
-    while result.name in arguments or (
-        result.opcode in _SAME and result.operands[0] in inside.instructions
-    ):
-        result = (
-            arguments[result.name]
-            if result.name in arguments
-            else inside.instructions[result.operands[0]]
-        )
-    return result
+def _source(inside: Computation, arguments: dict[str, Instruction], name: str) -> Instruction:
+    row = inside.instructions[name]
+    while row.name in arguments or (row.opcode in _SAME and row.operands[0] in inside.instructions):
+        row = arguments[row.name] if row.name in arguments else inside.instructions[row.operands[0]]
+    return row
 
 
 def _index(row: Instruction) -> int | None:
@@ -298,44 +292,44 @@ def _index(row: Instruction) -> int | None:
     return int(match[1]) if match and row.opcode == "get-tuple-element" else None
 
 
-def _carried(inside: Computation, loop: Instruction, index: int) -> Instruction | None:
-    """What the loop is given for an element of its carry."""
+def _initial(inside: Computation, loop: Instruction, index: int) -> Instruction | None:
+    """The initial value of an element of a loop's carry."""
     start = inside.instructions[loop.operands[0]]
     if start.opcode != "tuple" or index >= len(start.operands):
         return None
     return inside.instructions[start.operands[index]]
 
 
-def _number(inside: Computation, result: Instruction | None) -> int | None:
-    while result is not None and result.opcode in _SAME and result.operands:
-        result = inside.instructions.get(result.operands[0])
-    if result is None or result.opcode != "constant":
+def _constant(inside: Computation, row: Instruction | None) -> int | None:
+    while row is not None and row.opcode in _SAME and row.operands:
+        row = inside.instructions.get(row.operands[0])
+    if row is None or row.opcode != "constant":
         return None
-    return int(result.arguments) if re.fullmatch(r"-?\d+", result.arguments) else None
+    return int(row.arguments) if re.fullmatch(r"-?\d+", row.arguments) else None
 
 
 def _step(module: HloModule, body: Computation, index: int) -> int:
-    """By how much an element of the carry grows in one run."""
+    """The increment of an element of the carry in one iteration."""
     if body.root.opcode != "tuple":
         return 1
     return _grown(module, body, body.root.operands[index], 0) or 1
 
 
 def _grown(module: HloModule, inside: Computation, name: str, depth: int) -> int:
-    one = inside.instructions.get(name)
-    if one is None or depth > 8:
+    row = inside.instructions.get(name)
+    if row is None or depth > 8:
         return 0
-    if one.opcode in _SAME:
-        return _grown(module, inside, one.operands[0], depth + 1)
-    if one.opcode == "add":
-        parts = [inside.instructions[operand] for operand in one.operands]
-        fixed = [chunk for chunk in parts if chunk.opcode == "constant"]
-        rest = [chunk for chunk in parts if chunk.opcode != "constant"]
-        indices = [index for index in (_number(inside, chunk) for chunk in fixed) if index]
-        return sum(indices) + sum(_grown(module, inside, chunk.name, depth + 1) for chunk in rest)
-    if one.opcode == "fusion":
-        within = module.computations[one.called[0]]
+    if row.opcode in _SAME:
+        return _grown(module, inside, row.operands[0], depth + 1)
+    if row.opcode == "add":
+        operands = [inside.instructions[operand] for operand in row.operands]
+        fixed = [operand for operand in operands if operand.opcode == "constant"]
+        rest = [operand for operand in operands if operand.opcode != "constant"]
+        increment = sum(_constant(inside, operand) or 0 for operand in fixed)
+        return increment + sum(_grown(module, inside, other.name, depth + 1) for other in rest)
+    if row.opcode == "fusion":
+        within = module.computations[row.called[0]]
         grown = _grown(module, within, within.root.name, depth + 1)
-        outer = [_grown(module, inside, operand, depth + 1) for operand in one.operands]
+        outer = [_grown(module, inside, operand, depth + 1) for operand in row.operands]
         return grown + sum(outer)
     return 0

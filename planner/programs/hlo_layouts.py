@@ -1,7 +1,7 @@
 """Memory layouts of a partitioned program, which the target's compiler assigns anew.
 
-Compilers of TPUs and GPUs choose the order in memory of an array by what reads it, and their
-products read any order. The host's compiler makes a transposed copy first.
+Compilers of TPUs and GPUs choose the layout of an array by its readers, and their products read
+any layout. The host's compiler makes a transposed copy first.
 
 >>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
@@ -17,11 +17,11 @@ products read any order. The host's compiler makes a transposed copy first.
 >>> axis_after(module, module.entry, module.entry.instructions["t"], 0)
 1
 
-XLA's compiler for GPUs does not transpose the result of a product: it lays out what is made of it
-element by element in the product's own order. Where two such orders meet (the probabilities of an
-attention layer, kept in the order of the forward product, and the gradient of the backward one)
-the result takes the memory of neither. And an array that one loop leaves and another loop reads in
-another order is copied as a whole between them.
+XLA's compiler for GPUs does not transpose the result of a product: elementwise results of it have
+the product's own layout. Where two such layouts are operands of one instruction (the probabilities
+of an attention layer, in the layout of the forward product, and the gradient of the backward one)
+the result takes the memory of neither. And an array that one loop returns and another loop reads
+in another layout is copied between them.
 
 >>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
@@ -33,7 +33,7 @@ another order is copied as a whole between them.
 ...   %t = f32[1024,1024]{1,0} transpose(%x), dimensions={1,0}
 ...   ROOT %sum = f32[1024,1024]{1,0} add(%t, %y)
 ... }''')
->>> sorted(meeting(module, module.entry))
+>>> sorted(mixed_orders(module, module.entry))
 ['sum']
 """
 
@@ -52,7 +52,7 @@ _MOVES = frozenset(("bitcast", "copy", "reshape", "transpose"))
 
 
 def read_in_any_order(module: HloModule, inside: Computation) -> frozenset[str]:
-    """Names of the copies in another order that only products read."""
+    """Names of the transposed copies that only products read."""
     result: set[str] = set()
     for row in reversed(tuple(inside.instructions.values())):
         users = inside.users[row.name]
@@ -63,7 +63,7 @@ def read_in_any_order(module: HloModule, inside: Computation) -> frozenset[str]:
 
 
 def is_move(module: HloModule, row: Instruction) -> bool:
-    """Whether a result has an operand's elements, all and unchanged, in some order."""
+    """Whether a result is a permutation of an operand's elements."""
     if row.opcode in _MOVES:
         return True
     if row.opcode != "fusion" or len(row.operands) != 1:
@@ -73,7 +73,7 @@ def is_move(module: HloModule, row: Instruction) -> bool:
 
 
 def is_reordered(module: HloModule, inside: Computation, row: Instruction) -> bool:
-    """Whether it is a move that puts an operand's elements into another order in memory."""
+    """Whether it is a move that changes the order of the elements in memory."""
     if not is_move(module, row):
         return False
     if row.opcode == "fusion":
@@ -86,16 +86,16 @@ def is_reordered(module: HloModule, inside: Computation, row: Instruction) -> bo
 
 
 def axis_after(module: HloModule, inside: Computation, row: Instruction, axis: int) -> int | None:
-    """Where an axis of an operand is after a move.
+    """The axis of a move's result that an axis of its operand becomes.
 
     Args:
         module: its program.
-        inside: the computation that the move stands in.
+        inside: the computation of the move.
         row: the move; see `is_move`.
         axis: of its operand.
 
     Returns:
-        The axis of the result that has it, or its outer part; None if it has one element.
+        The axis of the result that has it, or its outer factor; None if it has one element.
     """
     if row.opcode == "copy":
         return axis
@@ -120,7 +120,7 @@ def axis_after(module: HloModule, inside: Computation, row: Instruction, axis: i
 
 
 def _strides(row: Instruction, in_memory: bool) -> list[int]:
-    """How many elements lie between two neighbours along each axis."""
+    """The stride of each axis, in elements."""
     sizes = row.arrays[0].sizes
     order = list(reversed(range(len(sizes))))
     layout = re.search(r"\]\{([\d,]+)", row.shape)
@@ -133,7 +133,7 @@ def _strides(row: Instruction, in_memory: bool) -> list[int]:
 
 
 Order = tuple[tuple[int, ...], ...]
-"""The transpositions that stand between a product and what is made of it; () is its own order."""
+"""The transpositions between a product and an array computed from it; () is its own order."""
 
 _LARGE = 1 << 20
 _PASSED = frozenset(("bitcast", "copy", "get-tuple-element", "transpose", "reshape"))
@@ -145,34 +145,36 @@ def orders(
     """The orders of a computation's arrays, by their names; only those that are not ()."""
     result = dict(arguments or {})
     for row in inside.instructions.values():
-        operand_orders = {order for order in _seen(module, inside, row, result).values() if order}
+        operand_orders = {
+            order for order in _operand_orders(module, inside, row, result).values() if order
+        }
         if operand_orders and row.name not in result:
             result[row.name] = min(operand_orders)
     return result
 
 
-def meeting(
+def mixed_orders(
     module: HloModule, inside: Computation, arguments: Mapping[str, Order] | None = None
 ) -> frozenset[str]:
-    """Names of large results that are made of arrays in different orders."""
-    known_orders = orders(module, inside, arguments)
+    """Names of large results with operands in different orders."""
+    order_of = orders(module, inside, arguments)
     return frozenset(
         row.name
         for row in inside.instructions.values()
-        if len(set(_seen(module, inside, row, known_orders).values())) > 1
+        if len(set(_operand_orders(module, inside, row, order_of).values())) > 1
     )
 
 
 def copied_between_loops(module: HloModule) -> HloModule:
-    """The same program with copies of what a loop reads in another order than one left it in."""
+    """The program with copies of what a loop reads in another order than a loop returned it in."""
     entry = module.entry
     rows = dict[str, Instruction]()
     left: dict[str, dict[int, Order]] = {}
     for row in entry.instructions.values():
         if row.opcode == "while":
-            arguments = _given(entry, row, left)
+            arguments = _carry_orders(entry, row, left)
             body = module.computations[row.called[0]]
-            left[row.name] = _kept(module, body, arguments)
+            left[row.name] = _result_orders(module, body, arguments)
             wrong = _read_otherwise(module, body, arguments)
             if wrong:
                 start = entry.instructions[row.operands[0]]
@@ -193,10 +195,10 @@ def copied_between_loops(module: HloModule) -> HloModule:
     return dataclasses.replace(module, computations=computations, entry=changed)
 
 
-def _given(
+def _carry_orders(
     entry: Computation, loop: Instruction, left: Mapping[str, Mapping[int, Order]]
 ) -> dict[int, Order]:
-    """Of a loop's carry, what another loop left in an order of its own."""
+    """The elements of a loop's carry that another loop returned in an order of its own."""
     start = entry.instructions[loop.operands[0]]
     result: dict[int, Order] = {}
     for at, name in enumerate(start.operands if start.opcode == "tuple" else ()):
@@ -210,29 +212,31 @@ def _given(
     return result
 
 
-def _kept(module: HloModule, body: Computation, arguments: Mapping[int, Order]) -> dict[int, Order]:
-    """The orders in which a loop's body leaves its carry."""
-    known_orders = orders(module, body, _named(body, arguments))
+def _result_orders(
+    module: HloModule, body: Computation, arguments: Mapping[int, Order]
+) -> dict[int, Order]:
+    """The orders of the carry that a loop's body returns."""
+    order_of = orders(module, body, _named(body, arguments))
     if body.root.opcode != "tuple":
         return {}
     result: dict[int, Order] = {}
     for at, name in enumerate(body.root.operands):
-        if name in known_orders and body.instructions[name].arrays[0].bytes >= _LARGE:
-            result[at] = known_orders[name]
+        if name in order_of and body.instructions[name].arrays[0].bytes >= _LARGE:
+            result[at] = order_of[name]
     return result
 
 
 def _read_otherwise(
     module: HloModule, body: Computation, arguments: Mapping[int, Order]
 ) -> list[int]:
-    """Which elements of a carry meet another order in a loop's body."""
+    """The elements of a carry that a loop's body combines with another order."""
     names = _named(body, arguments)
-    met = meeting(module, body, names)
+    mixed = mixed_orders(module, body, names)
     return [
         at
         for at in arguments
         if any(
-            user.name in met
+            user.name in mixed
             for name, index in _elements(body)
             if index == at
             for user in body.users[name]
@@ -255,10 +259,10 @@ def _index(row: Instruction) -> int:
     return int(row.attributes.partition("index=")[2].partition(",")[0])
 
 
-def _seen(
-    module: HloModule, inside: Computation, row: Instruction, known_orders: Mapping[str, Order]
+def _operand_orders(
+    module: HloModule, inside: Computation, row: Instruction, order_of: Mapping[str, Order]
 ) -> dict[str, Order]:
-    """The orders of the large operands that a result is made of element by element."""
+    """The orders of the large operands of an elementwise result."""
     if len(row.arrays) != 1 or row.arrays[0].bytes < _LARGE:
         return {}
     body = module.computations[row.called[0]] if row.opcode == "fusion" and row.called else None
@@ -274,8 +278,8 @@ def _seen(
             continue
         if math.prod(source.arrays[0].sizes) < written:
             continue
-        own = _path(body, body.parameters[index]) if body else _turn(row)
-        result[name] = known_orders.get(name, ()) + own
+        turns = _path(body, body.parameters[index]) if body else _turn(row)
+        result[name] = order_of.get(name, ()) + turns
     return result
 
 
@@ -287,7 +291,7 @@ def _slices(body: Computation) -> bool:
 
 
 def _written(row: Instruction, body: Computation | None) -> int:
-    """How many elements are made: of an updated array those of the update."""
+    """How many elements are written: of an updated array those of the update."""
     root = body.root if body else row
     while body and root.opcode in ("bitcast", "convert", "copy"):
         root = body.instructions[root.operands[0]]
@@ -307,7 +311,7 @@ def _path(body: Computation, parameter: Instruction) -> Order:
 
 
 def _turn(row: Instruction) -> Order:
-    """The transposition that an instruction is, of axes that have more than one element."""
+    """The permutation of a transpose; () if it moves only axes of one element."""
     if row.opcode != "transpose":
         return ()
     match = re.search(r"dimensions=\{([\d,]*)\}", row.attributes)

@@ -1,9 +1,9 @@
-"""More devices than one process of the host can have: fewer along one axis, and scaled back.
+"""Meshes larger than a process of the host can have: partitioned at two smaller sizes, and scaled.
 
-With fewer devices along one axis, and arrays of the same global shapes, a device's shard of what is
-split along that axis gets larger by the same factor, and all else stays as it is. So each number
-of a program (bytes of a value, operations of a product) is `a + b / n` in the size `n` of the axis,
-and two programs, for two sizes, tell `a` and `b` of each.
+With fewer devices along one axis, and arrays of the same global shapes, a shard of what is split
+along that axis grows by the same factor, and all else is unchanged. So each quantity of a program
+(bytes of a value, flops of a product) is `a + b / n` in the size `n` of the axis, and two programs,
+for two sizes, determine `a` and `b`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isoshard.planner.reports.report import LiveArray
 from .targets import PlanningError
 
 _UNLIKE = 0.01
-"""The part of all bytes sent that may be sent by collectives of only one of the two programs."""
+"""The share of all bytes sent that collectives of only one of the two programs may send."""
 
 _OTHERWISE = "Estimate with depth='compile' (the target's topology has as many) or depth='trace'"
 
@@ -33,8 +33,8 @@ class ScaledStep:
 
     Attributes:
         step: the same program, on a smaller mesh.
-        axis: that is smaller.
-        size: of it.
+        axis: the smaller mesh axis.
+        size: of the axis.
     """
 
     step: TracedStep
@@ -43,11 +43,11 @@ class ScaledStep:
 
 
 def scaled_down(step: TracedStep, most: int) -> tuple[ScaledStep, ScaledStep]:
-    """The step on two smaller meshes: what fits, and half of that, along one axis.
+    """The step on two smaller meshes: the largest that fits along one axis, and half of it.
 
     Raises:
-        PlanningError: no axis is long enough, or parts of the program are written for devices
-            (`shard_map`), whose shapes follow from the mesh.
+        PlanningError: no axis is long enough, or the program has a `shard_map`, whose shapes
+            follow from the mesh.
     """
     sizes = dict(step.mesh.shape)
     for axis in sorted(sizes, key=lambda name: -sizes[name]):
@@ -63,7 +63,7 @@ def scaled_down(step: TracedStep, most: int) -> tuple[ScaledStep, ScaledStep]:
 
 
 def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
-    """The step on a mesh that has so many devices along an axis."""
+    """The step on a mesh with `size` devices along an axis."""
     old = step.mesh
     index = old.axis_names.index(axis)
     mesh = Mesh(
@@ -93,7 +93,7 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
 
 
 class _OnOtherMesh(JaxprRewriter):
-    """Puts another abstract mesh wherever a program names one."""
+    """Replaces the abstract meshes of a program."""
 
     def __init__(self, mesh: AbstractMesh, name: str):
         super().__init__()
@@ -122,7 +122,7 @@ def scaled_back(
     """The program for the whole mesh, from those for two smaller ones.
 
     Raises:
-        PlanningError: the two do not send alike.
+        PlanningError: the two have different collectives.
     """
 
     def scale(at_large: float, at_small: float) -> float:
@@ -133,11 +133,11 @@ def scaled_back(
     alone = sum(leaf.sent for key, leaf in many.items() if key not in few)
     if alone > sent * _UNLIKE:
         raise PlanningError(
-            f"{step.name}: the partitioner splits it otherwise on {sizes[0]} than on {sizes[1]} "
-            f"devices along one axis, so the numbers cannot be scaled. {_OTHERWISE}"
+            f"{step.name}: the partitioner shards it differently on {sizes[0]} and on {sizes[1]} "
+            f"devices along one axis, so its costs cannot be scaled. {_OTHERWISE}"
         )
     factors = {
-        key: _AlikeTotals(
+        key: _OpTotals(
             *(_factor(a, b, scale) for a, b in zip(leaf, few.get(key, leaf), strict=True))
         )
         for key, leaf in many.items()
@@ -166,8 +166,8 @@ def scaled_back(
     return dataclasses.replace(large, ops=ops, memory=memory)
 
 
-class _AlikeTotals(NamedTuple):
-    """Of operations that are alike: what they compute, move and send together."""
+class _OpTotals(NamedTuple):
+    """The totals of operations with the same key."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -179,21 +179,24 @@ Key = tuple[str, str, str, tuple[str, ...], int]
 
 
 def _key(op: DeviceOp) -> Key:
-    """What operations of both programs have in common that do the same.
+    """The key that equal operations of both programs have.
 
-    A collective among more devices may come with more slices of its operand; so operations that
-    are none are one kind for each line.
+    A collective over more devices may need more slices of its operand; so operations other than
+    collectives have one key for each line.
     """
     name = op.name if op.is_collective else ("product" if op.flops else "")
     return name, op.line, op.dtype, op.axes, op.times
 
 
-def _sums(ops: tuple[DeviceOp, ...]) -> dict[Key, _AlikeTotals]:
-    sums: dict[Key, _AlikeTotals] = {}
+def _sums(ops: tuple[DeviceOp, ...]) -> dict[Key, _OpTotals]:
+    sums: dict[Key, _OpTotals] = {}
     for op in ops:
-        one = sums.get(_key(op), _AlikeTotals())
-        sums[_key(op)] = _AlikeTotals(
-            one.flops + op.flops, one.bytes + op.bytes, one.sent + op.sent, max(one.live, op.live)
+        total = sums.get(_key(op), _OpTotals())
+        sums[_key(op)] = _OpTotals(
+            total.flops + op.flops,
+            total.bytes + op.bytes,
+            total.sent + op.sent,
+            max(total.live, op.live),
         )
     return sums
 
@@ -202,7 +205,7 @@ def _factor(large: float, small: float, scale: Callable[[float, float], float]) 
     return scale(large, small) / large if large else 1.0
 
 
-def _times(op: DeviceOp, factors: _AlikeTotals) -> DeviceOp:
+def _times(op: DeviceOp, factors: _OpTotals) -> DeviceOp:
     return dataclasses.replace(
         op,
         flops=op.flops * factors.flops,
@@ -214,8 +217,8 @@ def _times(op: DeviceOp, factors: _AlikeTotals) -> DeviceOp:
 
 def _scaled(large: float, small: float, sizes: tuple[int, int], size: int) -> float:
     """The value at a size of `a + b / n`, from those at two sizes."""
-    cotangent = (small - large) / (1 / sizes[1] - 1 / sizes[0])
-    return max(0.0, large + cotangent * (1 / size - 1 / sizes[0]))
+    coefficient = (small - large) / (1 / sizes[1] - 1 / sizes[0])
+    return max(0.0, large + coefficient * (1 / size - 1 / sizes[0]))
 
 
 def _array(array: LiveArray, other: LiveArray, scale: Callable[[float, float], float]) -> LiveArray:

@@ -1,12 +1,12 @@
-"""Operators that split themselves, as the program of one device that they answer with.
+"""Operators of `custom_partitioning`, partitioned before the export by their callbacks.
 
-Operators of `custom_partitioning` say how they are split when XLA's partitioner asks them. A
-planned program is compiled in another process, which cannot ask. So they are asked before it is
-exported, with the layouts that spread to them from the step's inputs, by the rules that they say.
-Where devices talk in what one of them answers, as in a ring of attention, all answers take their
-operators' place, each in a `jax.shard_map`. As XLA asks when layouts have spread, what an answer
-needs does not spread: its operands and results are constrained to the layouts that it was asked
-with. Else XLA splits the operations on whole arrays that they stand for, to the same end.
+XLA's partitioner calls the Python callback of such an operator. A planned program is compiled in
+another process, which has no callbacks. So they are called before the export, with the shardings
+that propagate to the operators from the step's inputs. If the result of one has collectives, as a
+ring of attention has, all operators are replaced by their results, each in a `jax.shard_map`. XLA
+calls them after propagation, so the shardings that a result needs must not propagate: its operands
+and results are constrained to the shardings of the call. Otherwise XLA partitions the operators'
+functions on global arrays, to the same end.
 
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
@@ -22,7 +22,7 @@ with. Else XLA splits the operations on whole arrays that they stand for, to the
 >>> layout = NamedSharding(mesh, P("x"))
 >>> step = TracedStep("shift", "jax", program, (StepInput("x", "input", (8,), np.dtype("float32"),
 ...                   layout),), (StepResult("y"),), mesh)
->>> "ppermute" in str(program), "ppermute" in str(answered(step))
+>>> "ppermute" in str(program), "ppermute" in str(with_custom_partitions(step))
 (False, True)
 """
 
@@ -49,74 +49,74 @@ from isoshard.core.kit import (
 )
 from isoshard.planner.propagation.boundary_shardings import boundary_shardings
 
-ASKED = "custom_partitioning"
-"""The primitive of operators that are asked."""
+CUSTOM_PARTITIONING = "custom_partitioning"
+"""The primitive of the operators."""
 
 _TALK = frozenset("ppermute psum psum_invariant all_gather all_to_all reduce_scatter".split())
 
 
-def answered(step: TracedStep) -> ClosedJaxpr:
-    """A step's program in which operators are what they answer, if devices talk in one.
+def with_custom_partitions(step: TracedStep) -> ClosedJaxpr:
+    """A step's program with its operators partitioned, if the result of one has collectives.
 
     Returns:
-        A program of the same inputs and results; the step's own if nothing in it is to be asked.
+        A program of the same inputs and results; the step's own if it has no such operators.
     """
-    if not _asks(step.program):
+    if not _has_custom_partitioning(step.program):
         return step.program
     step = dataclasses.replace(step, mesh=auto(step.mesh))  # an operator is never in a typed part
-    program = inlined(step.program, holding=ASKED)
+    program = inlined(step.program, holding=CUSTOM_PARTITIONING)
     sharding = boundary_shardings(step, program, text=True)
     talking = list[Any]()
-    new = _Answered(step, sharding, talking).program(program)
+    new = _CustomPartitions(step, sharding, talking).program(program)
     return new if talking else program
 
 
-def _asks(program: Any) -> bool:
-    return any(equation.primitive.name == ASKED for equation in equations(program))
+def _has_custom_partitioning(program: Any) -> bool:
+    return any(equation.primitive.name == CUSTOM_PARTITIONING for equation in equations(program))
 
 
-def _answer(
+def _partitioned(
     step: TracedStep,
     sharding: dict[Any, NamedSharding],
     equation: Any,
     fixed: dict[Any, Any],
     talking: list[Any],
 ) -> list[Any]:
-    """What takes the place of an operator; it is noted if devices talk in it.
+    """The equations that replace an operator; one with collectives is appended to `talking`.
 
-    What several operators read is laid out once for all: `fixed` has it by variable.
+    An array that several operators read is constrained once: `fixed` has it by variable.
     """
     params = equation.params
     count = params["in_tree"].num_leaves
     if len(equation.invars) != count:  # it has closed over something
         return [equation]
-    given, target = (
-        [_laid(variable, sharding, step) for variable in some]
-        for some in (equation.invars, equation.outvars)
+    operand_structs, result_structs = (
+        [_sharded_struct(variable, sharding, step) for variable in variables]
+        for variables in (equation.invars, equation.outvars)
     )
-    arguments = params["in_tree"].unflatten(given)
-    requested = (step.mesh, arguments, params["out_tree"].unflatten(target))
-    # As XLA asks: in a thread of its own, where nothing is set.
+    arguments = params["in_tree"].unflatten(operand_structs)
+    requested = (step.mesh, arguments, params["out_tree"].unflatten(result_structs))
+    # As XLA calls it: in a thread without our context (mesh, x64).
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(params["partition"], *params["static_args"], *requested)
-        mesh, local, out, need = answer.result()
+        future = thread.submit(params["partition"], *params["static_args"], *requested)
+        mesh, local, out, need = future.result()
     if mesh is not step.mesh:
         return [equation]
     shard_map = jax.shard_map(
         local, mesh=mesh, in_specs=_specs(need), out_specs=_specs(out), check_vma=False
     )
 
-    def apart(*operands: Any) -> Any:
-        return _laid_as(requested[2], shard_map(*operands))
+    def per_device(*operands: Any) -> Any:
+        return _constrained(requested[2], shard_map(*operands))
 
     with jax.enable_x64(step.wide):
-        body = jax.make_jaxpr(apart)(*arguments)
+        body = jax.make_jaxpr(per_device)(*arguments)
     if any(equation.primitive.name in _TALK for equation in equations(body)):
         talking.append(equation)
     before = list[Any]()
-    for variable, shape in zip(equation.invars, given, strict=True):
+    for variable, shape in zip(equation.invars, operand_structs, strict=True):
         if not hasattr(variable, "val") and variable not in fixed:
-            (constraint,) = jax.make_jaxpr(lambda x, to=shape: _laid_as(to, x))(shape).eqns
+            (constraint,) = jax.make_jaxpr(lambda x, to=shape: _constrained(to, x))(shape).eqns
             fixed[variable] = Var(variable.aval)
             before.append(constraint.replace(invars=[variable], outvars=[fixed[variable]]))
     operands = [var if hasattr(var, "val") else fixed[var] for var in equation.invars]
@@ -124,10 +124,10 @@ def _answer(
     return [*before, equation.replace(primitive=closed_call_p, params=call, invars=operands)]
 
 
-def _laid(
+def _sharded_struct(
     variable: Any, sharding: dict[Any, NamedSharding], step: TracedStep
 ) -> jax.ShapeDtypeStruct:
-    """An operand or a result in the layout that spread to it; whole along all other axes."""
+    """An operand or a result with the sharding that propagated to it."""
     aval = variable.aval
     spec = PartitionSpec()
     if not hasattr(variable, "val") and variable in sharding:
@@ -137,30 +137,30 @@ def _laid(
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=layout)
 
 
-def _laid_as(shapes: Any, values: Any) -> Any:
-    """Values in the layouts of shapes: what an answer needs does not spread beyond it."""
+def _constrained(shapes: Any, values: Any) -> Any:
+    """Values constrained to the shardings of `shapes`."""
     return jax.tree.map(
         lambda like, x: jax.lax.with_sharding_constraint(x, like.sharding), shapes, values
     )
 
 
 def _specs(layouts: Any) -> Any:
-    return jax.tree.map(lambda one: one.spec, layouts)
+    return jax.tree.map(lambda layout: layout.spec, layouts)
 
 
-class _Answered(JaxprRewriter):
-    """Puts what operators of `custom_partitioning` answer in their place, at any depth."""
+class _CustomPartitions(JaxprRewriter):
+    """Replaces operators of `custom_partitioning` by their partitioned programs, at any depth."""
 
     def __init__(
         self, step: TracedStep, sharding: dict[Any, NamedSharding], talking: list[Any]
     ) -> None:
         super().__init__()
-        self._step, self._laid, self._talking = step, sharding, talking
+        self._step, self._sharding, self._talking = step, sharding, talking
         self._fixed = dict[Any, Any]()
 
     def equation(self, eqn: Any, context: Any) -> Iterable[Any]:
-        if eqn.primitive.name == ASKED:
-            return _answer(self._step, self._laid, eqn, self._fixed, self._talking)
-        if any(_asks(nested) for nested in jaxprs_inside(eqn.params)):
+        if eqn.primitive.name == CUSTOM_PARTITIONING:
+            return _partitioned(self._step, self._sharding, eqn, self._fixed, self._talking)
+        if any(_has_custom_partitioning(nested) for nested in jaxprs_inside(eqn.params)):
             return [self.inside(eqn, context)]
         return [eqn]

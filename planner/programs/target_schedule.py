@@ -1,17 +1,17 @@
-"""How a TPU's or GPU's compiler would schedule the program of the host's partitioner.
+"""A partitioned program in the schedule of a TPU's or GPU's compiler.
 
-The same arrays, in the order of those compilers, in which products read any layout (`hlo_layouts`).
-On TPUs some products become loops (`windowed_products`). On GPUs also siblings are fused
-(`hlo_kernels`), arrays have two layouts, and stacks are copied for gathers.
+The arrays are the same, in the order of those compilers, whose products read any layout
+(`hlo_layouts`). On TPUs some products become loops (`windowed_products`). On GPUs also siblings
+are fused (`hlo_kernels`), arrays have two layouts, and stacks are copied for gathers.
 
 XLA's compiler for GPUs schedules under a limit: 95 % of what 80 % of the device's memory leaves
-beside arguments and results (`GetSchedulerMemoryLimit` of its gpu_hlo_schedule.cc). A program that
-needs more is ordered to save memory, and what is cheap is computed again, until it is within the
-limit or nothing helps any more.
+next to arguments and results (`GetSchedulerMemoryLimit` of its gpu_hlo_schedule.cc). A program that
+needs more is ordered to save memory, and cheap values are recomputed, until it is within the limit
+or nothing helps any more.
 
-Their order is `scheduling.kernel_orders.behind_loops`. And what is small and the last to read what
-is large (the gradient of a norm's weight) they compute at once, where the host's compiler may leave
-it to the end.
+Their order is `scheduling.kernel_orders.behind_loops`. A small instruction that is the last to
+read a large array (the gradient of a norm's weight) runs at once, where the host's compiler may
+leave it to the end.
 
 >>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
@@ -46,17 +46,17 @@ from isoshard.core.kit import ArrayShape, Computation, HloModule, Instruction, o
 from isoshard.planner.scheduling.kernel_orders import behind_loops
 
 from .hlo_costs import FREE, RUNS_OTHERS
-from .hlo_kernels import PRODUCTS, dataflow, in_order, siblings_together
-from .hlo_layouts import copied_between_loops, meeting
+from .hlo_kernels import PRODUCTS, dataflow, in_order, siblings_adjacent
+from .hlo_layouts import copied_between_loops, mixed_orders
 from .hlo_liveness import ProgramLiveness, liveness
-from .windowed_products import WindowedProduct, multiplied_by_parts
+from .windowed_products import WindowedProduct, rewrite_windowed
 
 _USED, _SLOP = 0.8, 0.95
 SAVED = (
-    "the step needs more than XLA's compiler for GPUs schedules for, so it is taken to save memory "
-    "and to compute again what it can"
+    "the step needs more than the memory limit of XLA's scheduler for GPUs, which is assumed to "
+    "save memory and to recompute what it can"
 )
-"""Of an estimate that is at that limit."""
+"""Note of an estimate at that limit."""
 
 
 def target_liveness(
@@ -65,9 +65,9 @@ def target_liveness(
     memory: int,
     products: Mapping[str, Sequence[WindowedProduct]] = MappingProxyType({}),
 ) -> tuple[ProgramLiveness, tuple[str, ...]]:
-    """What is alive in a program, as a target's compiler would have it; and notes in words."""
+    """The liveness of a program under a target's compiler; and notes."""
     if platform == "tpu":
-        ordered = multiplied_by_parts(in_target_order(module), products)
+        ordered = rewrite_windowed(in_target_order(module), products)
         return liveness(ordered, targets=True), ()
     on_gpu = _on_gpu(in_target_order(module))
     limit = int((_USED * memory - on_gpu.arguments - on_gpu.results) * _SLOP)
@@ -80,29 +80,29 @@ def target_liveness(
 
 def _on_gpu(module: HloModule) -> ProgramLiveness:
     computations = {
-        name: siblings_together(module, computation)
+        name: siblings_adjacent(module, computation)
         for name, computation in module.computations.items()
     }
     entry = computations[module.entry.name]
     module = dataclasses.replace(module, computations=computations, entry=entry)
     module = copied_between_loops(with_gathered_copies(module))
-    on_gpu = frozenset[str]().union(
-        *(meeting(module, computation) for computation in module.computations.values())
+    mixed = frozenset[str]().union(
+        *(mixed_orders(module, computation) for computation in module.computations.values())
     )
-    return liveness(module, targets=True, apart=on_gpu)
+    return liveness(module, targets=True, unshared=mixed)
 
 
 _SMALL = 8
-"""A result that many times smaller than what it reads for the last time is computed at once."""
+"""An instruction runs at once if the arrays whose last reader it is are so many times larger."""
 
 
 def in_target_order(module: HloModule, *, saving: bool = False) -> HloModule:
-    """The same program in the order of a TPU's or GPU's compiler.
+    """The program in the order of a TPU's or GPU's compiler.
 
     Args:
-        module: whose computations stand in the order in which the host runs them.
-        saving: to save memory rather than time: products, too, are computed as soon as they end
-            the life of something much larger (gradients of weights, activations).
+        module: with computations in the order in which the host runs them.
+        saving: whether to save memory rather than time: products, too, run as soon as they free
+            much larger arrays (gradients of weights, activations).
     """
     computations = {
         name: _early(computation, saving) for name, computation in module.computations.items()
@@ -114,35 +114,41 @@ def in_target_order(module: HloModule, *, saving: bool = False) -> HloModule:
 
 
 def _early(inside: Computation, saving: bool) -> Computation:
-    """What is small, and reads what is large for the last time, as soon as that is there."""
+    """A computation with small last readers of large arrays as early as possible."""
     at = {name: index for index, name in enumerate(inside.instructions)}
     early = {name: (index, 0) for name, index in at.items()}
-    for one in inside.instructions.values():
-        arguments = [early[name] for name in one.operands if name in at]
-        early[one.name] = max([(at[one.name], 0), *arguments]) if arguments else (-1, 0)
+    for instruction in inside.instructions.values():
+        arguments = [early[name] for name in instruction.operands if name in at]
+        early[instruction.name] = (
+            max([(at[instruction.name], 0), *arguments]) if arguments else (-1, 0)
+        )
         products = frozenset[str]() if saving else PRODUCTS
-        if one.opcode in FREE | RUNS_OTHERS | products or operation(one) or not arguments:
+        if (
+            instruction.opcode in FREE | RUNS_OTHERS | products
+            or operation(instruction)
+            or not arguments
+        ):
             continue
-        own = _only_for(inside, one) if saving else [one]
-        mine = {row.name for row in own}
-        read = [name for row in own for name in row.operands if name in at and name not in mine]
+        group = _only_for(inside, instruction) if saving else [instruction]
+        names = {row.name for row in group}
+        read = [name for row in group for name in row.operands if name in at and name not in names]
         large = sum(
             array.bytes
             for name in dict.fromkeys(read)
-            if max(at[user.name] for user in inside.users[name]) <= at[one.name]
-            and inside.users[name][-1].name in mine
-            for array in _made(inside.instructions[name])
+            if max(at[user.name] for user in inside.users[name]) <= at[instruction.name]
+            and inside.users[name][-1].name in names
+            for array in _new_arrays(inside.instructions[name])
         )
-        if _SMALL * sum(array.bytes for array in one.arrays) < large:
+        if _SMALL * sum(array.bytes for array in instruction.arrays) < large:
             ready = max((early[name] for name in read), default=(-1, 0))
-            for index, row in enumerate(reversed(own), 1):
+            for index, row in enumerate(reversed(group), 1):
                 early[row.name] = (ready[0], ready[1] + index)
     return _sorted(inside, early)
 
 
-def _only_for(inside: Computation, one: Instruction) -> list[Instruction]:
-    """An instruction, and what is made for it alone, the last first."""
-    only = [one]
+def _only_for(inside: Computation, instruction: Instruction) -> list[Instruction]:
+    """An instruction, and the moves and fusions that only it reads, the last first."""
+    only = [instruction]
     for row in only:
         for name in row.operands:
             source = inside.instructions.get(name)
@@ -152,28 +158,28 @@ def _only_for(inside: Computation, one: Instruction) -> list[Instruction]:
     return only
 
 
-def _made(one: Instruction) -> tuple[ArrayShape, ...]:
-    """The arrays of a result, unless it is given."""
-    return () if one.opcode in ("parameter", "get-tuple-element") else one.arrays
+def _new_arrays(row: Instruction) -> tuple[ArrayShape, ...]:
+    """The arrays that an instruction computes; () for parameters and their elements."""
+    return () if row.opcode in ("parameter", "get-tuple-element") else row.arrays
 
 
 def _sorted(inside: Computation, key: Mapping[str, tuple[int, ...]]) -> Computation:
-    rows = sorted(inside.instructions.values(), key=lambda value: key[value.name])
-    return Computation(inside.name, {one.name: one for one in rows}, inside.root)
+    rows = sorted(inside.instructions.values(), key=lambda row: key[row.name])
+    return Computation(inside.name, {row.name: row for row in rows}, inside.root)
 
 
 _LARGE = 1 << 20
 
 
 def with_gathered_copies(module: HloModule) -> HloModule:
-    """The same program with those copies."""
+    """The program with the copies of stacks that gathers in loops need."""
     entry = module.entry
     copied: dict[str, str] = {}
     rows = dict[str, Instruction]()
-    for one in entry.instructions.values():
-        if one.opcode == "while":
-            start = entry.instructions[one.operands[0]]
-            body = module.computations[one.called[0]]
+    for instruction in entry.instructions.values():
+        if instruction.opcode == "while":
+            start = entry.instructions[instruction.operands[0]]
+            body = module.computations[instruction.called[0]]
             indices = _turned(module, body) if start.opcode == "tuple" else set[int]()
             for name in [start.operands[at] for at in sorted(indices)]:
                 source = entry.instructions[name]
@@ -190,7 +196,7 @@ def with_gathered_copies(module: HloModule) -> HloModule:
                 operands = tuple(copied.get(name, name) for name in start.operands)
                 rows.pop(start.name)
                 rows[start.name] = dataclasses.replace(start, operands=operands)
-        rows[one.name] = one
+        rows[instruction.name] = instruction
     if not copied:
         return module
     changed = Computation(entry.name, rows, rows[entry.root.name])
@@ -199,13 +205,13 @@ def with_gathered_copies(module: HloModule) -> HloModule:
 
 
 def _turned(module: HloModule, body: Computation) -> set[int]:
-    """Numbers of the carry's stacks that a body gathers along an inner axis of a slice."""
+    """Indices in the carry of the stacks that a body gathers along an inner axis of a slice."""
     turned = set[int]()
-    for one in body.instructions.values():
-        if not one.opcode.startswith("all-gather") or one.opcode.endswith("-done"):
+    for gather in body.instructions.values():
+        if not gather.opcode.startswith("all-gather") or gather.opcode.endswith("-done"):
             continue
-        axis = re.search(r"\bdimensions=\{(\d+)\}", one.attributes)
-        maker = body.instructions.get(one.operands[0])
+        axis = re.search(r"\bdimensions=\{(\d+)\}", gather.attributes)
+        maker = body.instructions.get(gather.operands[0])
         if axis is None or maker is None or maker.opcode != "fusion":
             continue
         inside = module.computations[maker.called[0]]
@@ -215,7 +221,7 @@ def _turned(module: HloModule, body: Computation) -> set[int]:
             continue
         index = int(axis[1])
         if turns:
-            index = _numbers(turns[0].attributes)[index]
+            index = _permutation(turns[0].attributes)[index]
         parameters = {row.name: index for index, row in enumerate(inside.parameters)}
         stack = parameters.get(slices[0].operands[0])
         source = None if stack is None else body.instructions[maker.operands[stack]]
@@ -224,6 +230,6 @@ def _turned(module: HloModule, body: Computation) -> set[int]:
     return turned
 
 
-def _numbers(attributes: str) -> list[int]:
+def _permutation(attributes: str) -> list[int]:
     match = re.search(r"dimensions=\{([\d,]*)\}", attributes)
-    return [int(one) for one in match[1].split(",")] if match else []
+    return [int(axis) for axis in match[1].split(",")] if match else []

@@ -1,4 +1,4 @@
-"""Which targets programs can be compiled for, their compilers' options, and errors of compilation.
+"""The targets of compilation, their compilers' options, and errors.
 
 GPUs are described by XLA's `GpuTargetConfigProto`, as text. Sources: NVIDIA's data sheets and
 tuning guides of each architecture (multiprocessors, caches, bandwidth, clock),
@@ -23,12 +23,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.kit import CodedError, ShardingError, install_cuda
-from isoshard.planner.machine.described_devices import DescribedDevice
-from isoshard.planner.machine.topologies import Topology
+from isoshard.planner.machine.topologies import DescribedDevice, Topology
 
 
 class PlanningError(CodedError, RuntimeError, code="ISO040"):
-    """A step could not be planned at the depth asked for; the message says what to do."""
+    """A step could not be planned at the requested depth; the message says how to fix it."""
 
 
 class CompilerMissingError(PlanningError, code="ISO041"):
@@ -36,19 +35,19 @@ class CompilerMissingError(PlanningError, code="ISO041"):
 
 
 class CompilationError(PlanningError, code="ISO042"):
-    """The target's compiler refused the program; the message ends with its words."""
+    """The target's compiler failed; the message ends with its error."""
 
 
 class CompilationTimeoutError(PlanningError, TimeoutError, code="ISO043"):
-    """The compiler did not end in the time that was given; its process has been ended."""
+    """The compiler exceeded the timeout; its process has been ended."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuFacts:
-    """What XLA plans kernels with.
+    """The properties of a GPU that XLA compiles for.
 
     Attributes:
-        name: of the device, as CUDA says it.
+        name: of the device, as CUDA reports it.
         capability: CUDA's compute capability.
         cores: multiprocessors.
         memory: bytes.
@@ -56,7 +55,7 @@ class GpuFacts:
         cache: bytes of the second-level cache.
         clock: in GHz.
         shared: bytes of shared memory of one multiprocessor.
-        block_shared: bytes of it that one block may ask for.
+        block_shared: bytes of it that one block may use.
     """
 
     name: str
@@ -85,10 +84,10 @@ GPUS = {
 
 
 def target_config(chip: str) -> str:
-    """The text that XLA's compiler for GPUs takes for a chip.
+    """The `GpuTargetConfigProto` of a chip, as text.
 
     Raises:
-        ShardingError: the compiler's numbers of this chip are not known.
+        ShardingError: the chip is not in `GPUS`.
 
     Example:
         >>> target_config("h100").splitlines()[1].strip()
@@ -96,38 +95,38 @@ def target_config(chip: str) -> str:
     """
     if chip not in GPUS:
         raise ShardingError(
-            f"XLA's compiler cannot be told of {chip!r}; it can of {', '.join(sorted(GPUS))}. "
+            f"compiling for {chip!r} is not supported, only for {', '.join(sorted(GPUS))}. "
             "Estimate with depth='trace' or 'partition'"
         )
-    one = GPUS[chip]
-    major, minor = one.capability
-    indices = {
+    gpu = GPUS[chip]
+    major, minor = gpu.capability
+    fields = {
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,
         "shared_memory_per_block": 48 * 1024,
-        "shared_memory_per_core": one.shared,
+        "shared_memory_per_core": gpu.shared,
         "threads_per_core_limit": 2048,
-        "core_count": one.cores,
-        "fpus_per_core": 64 if one.capability == (8, 0) else 128,
+        "core_count": gpu.cores,
+        "fpus_per_core": 64 if gpu.capability == (8, 0) else 128,
         "block_dim_limit_x": 2**31 - 1,
         "block_dim_limit_y": 65535,
         "block_dim_limit_z": 65535,
-        "memory_bandwidth": int(one.bandwidth),
-        "l2_cache_size": one.cache,
-        "clock_rate_ghz": one.clock,
-        "device_memory_size": one.memory,
-        "shared_memory_per_block_optin": one.block_shared,
+        "memory_bandwidth": int(gpu.bandwidth),
+        "l2_cache_size": gpu.cache,
+        "clock_rate_ghz": gpu.clock,
+        "device_memory_size": gpu.memory,
+        "shared_memory_per_block_optin": gpu.block_shared,
         "registers_per_core_limit": 65536,
         "registers_per_block_limit": 65536,
     }
-    rows = "\n".join(f"  {name}: {value}" for name, value in indices.items())
+    rows = "\n".join(f"  {name}: {value}" for name, value in fields.items())
     return (
         f"gpu_device_info {{\n{rows}\n"
         f"  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\n"
         'platform_name: "CUDA"\n'
         "dnn_version_info { major: 9 minor: 8 }\n"
         "runtime_version { major: 12 minor: 9 }\n"
-        f'device_description_str: "{one.name}"\n'
+        f'device_description_str: "{gpu.name}"\n'
     )
 
 
@@ -135,7 +134,7 @@ PYTHON = "ISOSHARD_COMPILER_PYTHON"
 """Environment variable: another interpreter, which has jax and the compilers."""
 
 HOST_DEVICES = 2048
-"""How many virtual devices XLA's client for CPUs has at most in one process."""
+"""The most virtual devices of XLA's client for CPUs in one process."""
 
 _PACKAGES = {
     "host": (),
@@ -143,29 +142,29 @@ _PACKAGES = {
     "cuda": ("jax-cuda12-plugin", "jax-cuda13-plugin"),
 }
 _EXPORT = "flatbuffers"
-"""What `jax.export` writes programs with; jax itself does not require it."""
+"""The package that `jax.export` serializes with; jax itself does not require it."""
 _TITLES = {"host": "partition (this host)", "tpu": "compile for TPU", "cuda": "compile for GPU"}
 
 
 @dataclasses.dataclass(frozen=True)
 class CompileTarget:
-    """A machine as its compiler takes it.
+    """A machine in the form its compiler takes.
 
     Attributes:
         machine: "host", "tpu" or "cuda".
         topology: libtpu's name of one slice; for GPUs slices x hosts x devices.
         slices: how many of them.
-        target_config: of GPUs, what they are.
-        places: of each device of the mesh, in order, its slice and place; or its number.
+        target_config: of GPUs; see `target_config`.
+        device_coords: of each device of the mesh, in order, its slice and coordinates, or its id.
         flags: for XLA.
-        keep: which module of those that XLA dumps is read instead of the last one; a pattern.
+        keep: a pattern of the dumped module to read, instead of the last one.
     """
 
     machine: str
     topology: str = ""
     slices: int = 1
     target_config: str = ""
-    places: tuple[tuple[int, ...], ...] = ()
+    device_coords: tuple[tuple[int, ...], ...] = ()
     flags: tuple[str, ...] = ()
     keep: str = ""
 
@@ -176,8 +175,8 @@ class Planned:
 
     Attributes:
         machine: "host", "tpu" or "cuda".
-        title: what can be done.
-        versions: of the compiler's packages; empty if there is none.
+        title: for tables.
+        versions: of the compiler's packages; empty without a compiler.
         problem: why it cannot be used; "" if it can.
         fix: the line that installs it; "" if it is installed.
     """
@@ -190,27 +189,27 @@ class Planned:
 
 
 def compiler_python(arguments: str | None = None) -> str:
-    """The interpreter that compiles: the one given, that of the environment variable, this one."""
+    """The interpreter that compiles: the argument, the environment variable's, or this one."""
     return arguments or os.environ.get(PYTHON) or sys.executable
 
 
 def planned(python: str | None = None) -> list[Planned]:
-    """What can be planned here, for `isoshard doctor`."""
+    """The kinds of machines that can be planned for here, for `isoshard doctor`."""
     return [_planned(machine, compiler_python(python)) for machine in _PACKAGES]
 
 
 def check(machine: str, python: str | None = None) -> Mapping[str, str]:
-    """Make sure that a machine's compiler is there.
+    """Check that a machine's compiler is installed.
 
     Raises:
-        CompilerMissingError: it is not, or does not fit jax; the message has the line to install.
+        CompilerMissingError: it is not, or does not match jax; the message has the line to install.
     """
     python = compiler_python(python)
     judged = _judged(machine, packages_of(python))
     if judged.problem and machine == "host":
         raise CompilerMissingError(
-            f"this host partitions by jax, and {judged.problem} in {python}: {judged.fix}, or set "
-            f"{PYTHON} to the python of an environment that has it. depth='trace' does without"
+            f"partitioning on this host needs jax, and {judged.problem} in {python}: {judged.fix}, "
+            f"or set {PYTHON} to the python of an environment that has it. depth='trace' needs none"
         )
     if judged.problem:
         raise CompilerMissingError(
@@ -222,17 +221,17 @@ def check(machine: str, python: str | None = None) -> Mapping[str, str]:
 
 
 def target_of(mesh: Mesh, machine: Topology) -> CompileTarget:
-    """What the target's compiler is told of a mesh over a described machine.
+    """The compiler's description of a mesh over a described machine.
 
     Example:
         >>> from isoshard.planner.machine.topologies import topology
         >>> machine = topology("v5e:2*4x4")
         >>> target = target_of(machine.mesh((2, 16), ("replica", "data")), machine)
-        >>> target.machine, target.topology, target.slices, target.places[16]
+        >>> target.machine, target.topology, target.slices, target.device_coords[16]
         ('tpu', 'v5e:4x4', 2, (1, 0, 0, 0))
 
     Raises:
-        PlanningError: the mesh takes no whole block of a machine of TPUs.
+        PlanningError: the mesh is not a full block of a machine of TPUs.
     """
     platform = machine.chip.platform
     if platform == "cpu":
@@ -240,8 +239,8 @@ def target_of(mesh: Mesh, machine: Topology) -> CompileTarget:
     described = isinstance(mesh.devices.flat[0], DescribedDevice)
     if platform == "tpu":
         return _tpu(mesh, machine, described)
-    # A compiler takes a program for all devices of its topology, so a mesh of fewer is given a
-    # machine of its size.
+    # A compiler takes a program for all devices of its topology, so a smaller mesh gets a machine
+    # of its own size.
     per_host = min(machine.per_host, mesh.size)
     hosts = -(-mesh.size // per_host)
     groups = tuple((index,) for index in range(mesh.size))
@@ -250,7 +249,7 @@ def target_of(mesh: Mesh, machine: Topology) -> CompileTarget:
 
 
 def _tpu(mesh: Mesh, machine: Topology, described: bool) -> CompileTarget:
-    """The slices and the block of the grid that a mesh is over."""
+    """The slices and the block of the grid of a mesh."""
     if not described:
         grid = "x".join(map(str, machine.shape))
         return CompileTarget("tpu", f"{machine.chip.name}:{grid}", machine.slices)
@@ -260,8 +259,8 @@ def _tpu(mesh: Mesh, machine: Topology, described: bool) -> CompileTarget:
     block = positions[:, 1:].max(axis=0) - first + 1
     if len(slices) * math.prod(block.tolist()) != mesh.size:
         raise PlanningError(
-            f"a mesh of {mesh.size} devices takes no whole block of {machine.name}, and libtpu "
-            "compiles for whole blocks: take a mesh of all its devices, or a smaller machine"
+            f"a mesh of {mesh.size} devices is not a full block of {machine.name}, and libtpu "
+            "compiles only for full blocks: use a mesh of all its devices, or a smaller machine"
         )
     moved = np.column_stack([indices, positions[:, 1:] - first])
     grid = "x".join(map(str, block.tolist()[: len(machine.shape)]))
@@ -278,7 +277,7 @@ def _planned(machine: str, python: str) -> Planned:
 
 
 def _judged(machine: str, installed: Mapping[str, str]) -> Planned:
-    """Whether the packages of an interpreter do."""
+    """Whether the packages of an interpreter can compile for a machine."""
     names = _PACKAGES[machine]
     versions = {name: installed[name] for name in ("jax", "jaxlib") if installed.get(name)}
     compilers = {name: installed[name] for name in names if installed.get(name)}
@@ -297,7 +296,7 @@ def _judged(machine: str, installed: Mapping[str, str]) -> Planned:
 
 
 def _misfit(machine: str, jax: str, compilers: Mapping[str, str]) -> str:
-    """What is wrong with the versions; CUDA's plugin has to be of jax's version."""
+    """A mismatch of versions; CUDA's plugin must have jax's version."""
     if machine != "cuda":
         return ""
     wrong = {
@@ -307,8 +306,8 @@ def _misfit(machine: str, jax: str, compilers: Mapping[str, str]) -> str:
     }
     if len(wrong) < len(compilers):
         return ""
-    join = ", ".join(f"{name} {version}" for name, version in wrong.items())
-    return f"{join} does not fit jax {jax}"
+    versions = ", ".join(f"{name} {version}" for name, version in wrong.items())
+    return f"{versions} does not fit jax {jax}"
 
 
 def _release(version: str) -> str:
@@ -320,7 +319,7 @@ def packages_of(python: str) -> dict[str, str]:
     """Versions of jax and the compilers in an interpreter now; "" of what is not installed.
 
     Raises:
-        CompilerMissingError: it is none.
+        CompilerMissingError: `python` is not an interpreter.
     """
     names = [
         "jax",
@@ -330,7 +329,7 @@ def packages_of(python: str) -> dict[str, str]:
     ]
     if python == sys.executable:
         return {name: _version(name) for name in names}
-    requested = (
+    program = (
         "import importlib.metadata as m, json, sys\n"
         "def v(n):\n"
         "    try: return m.version(n)\n"
@@ -339,7 +338,7 @@ def packages_of(python: str) -> dict[str, str]:
     )
     try:
         run = subprocess.run(
-            [python, "-c", requested, *names],
+            [python, "-c", program, *names],
             capture_output=True,
             text=True,
             timeout=60,
@@ -347,8 +346,8 @@ def packages_of(python: str) -> dict[str, str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerMissingError(
-            f"{python} does not run as a Python interpreter ({error}). What compiles is the one "
-            f"that {PYTHON} names, else this one: set it to one that has jax, or unset it"
+            f"{python} does not run as a Python interpreter ({error}): set {PYTHON} to an "
+            "interpreter that has jax, or unset it"
         ) from error
     packages: dict[str, Any] = json.loads(run.stdout)
     return {name: str(version) for name, version in packages.items()}

@@ -1,8 +1,8 @@
-"""Along which mesh axes the devices of a partitioned program hold different values.
+"""The mesh axes along which a value of a partitioned program differs between devices.
 
-The program is one device's, and does not say how its values are laid out. But it can be followed:
-an argument differs along the axes that its layout names, a result wherever an operand does; a
-gather or a sum along an axis makes devices agree along it, and `partition-id` differs along all.
+The program is one device's, without the shardings of its values. They are propagated: an argument
+varies along the axes of its spec, a result wherever an operand does; after a gather or a sum along
+an axis a value is replicated along it, and `partition-id` varies along all.
 
 >>> from isoshard import make_mesh
 >>> from isoshard.core.runtime.hlo_text import parsed
@@ -15,8 +15,8 @@ gather or a sum along an axis makes devices agree along it, and `partition-id` d
 ...   ROOT %sum = f32[4]{0} add(%x, %all)
 ... }''')
 >>> mesh = make_mesh((2, 4), ("data", "model"))
->>> found = varying_axes(module, mesh, [("model",), ("data", "model")])
->>> [sorted(found[name][0]) for name in ("w", "all", "sum")]
+>>> varying = varying_axes(module, mesh, [("model",), ("data", "model")])
+>>> [sorted(varying[name][0]) for name in ("w", "all", "sum")]
 [['data', 'model'], ['model'], ['model']]
 """
 
@@ -28,55 +28,55 @@ from jax.sharding import Mesh
 
 from isoshard.core.kit import Computation, HloModule, Instruction, groups_of, operation
 
-from .device_ops import axes_along
-from .hlo_liveness import places_in
+from .device_ops import collective_axes
+from .hlo_liveness import tuple_offsets
 
 Varying = tuple[frozenset[str], ...]
 """Axes of each array of a result, in order."""
 
 _AGREE = frozenset(("all-gather", "all-reduce", "collective-broadcast"))
-"""After these, devices that talk hold the same; after the other collectives they differ."""
+"""Collectives with the same result on all devices of a group; results of others vary."""
 
 
 def varying_axes(
     module: HloModule, mesh: Mesh, arguments: Sequence[Iterable[str]]
 ) -> Mapping[str, Varying]:
-    """Follow a program.
+    """The axes along which the results of a program's instructions vary.
 
     Returns:
         By name of an instruction the axes of each array of its result. A value that is the same
-        on all devices, though it is made of some that differ, counts as varying.
+        on all devices, though computed from varying ones, counts as varying.
     """
-    way = _Way(module, mesh)
-    way.run(module.entry, [(frozenset(axes),) for axes in arguments])
-    return way.found
+    propagation = _AxisPropagation(module, mesh)
+    propagation.run(module.entry, [(frozenset(axes),) for axes in arguments])
+    return propagation.axes_of
 
 
-class _Way:
-    """Through a program, with what was found so far."""
+class _AxisPropagation:
+    """Propagates varying axes through a program."""
 
     def __init__(self, module: HloModule, mesh: Mesh):
         self.module = module
         self.mesh = mesh
-        self.found: dict[str, Varying] = {}
+        self.axes_of: dict[str, Varying] = {}
 
     def run(self, inside: Computation, arguments: Sequence[Varying]) -> Varying:
-        """Follow a computation: the axes of its result."""
-        self.found |= zip(
+        """The varying axes of a computation's result."""
+        self.axes_of |= zip(
             (parameter.name for parameter in inside.parameters), arguments, strict=True
         )
         for row in inside.instructions.values():
             if row.opcode != "parameter":
-                self.found[row.name] = self._of(inside, row)
-        return self.found[inside.root.name]
+                self.axes_of[row.name] = self._of(inside, row)
+        return self.axes_of[inside.root.name]
 
     def _of(self, inside: Computation, row: Instruction) -> Varying:
-        operands = [self.found[name] for name in row.operands]
+        operands = [self.axes_of[name] for name in row.operands]
         if row.opcode == "tuple":
             return tuple(axes for operand in operands for axes in operand)
         if row.opcode == "get-tuple-element":
             source = inside.instructions[row.operands[0]]
-            start = places_in(source.shape)[
+            start = tuple_offsets(source.shape)[
                 int(row.attributes.partition("index=")[2].split(",")[0])
             ]
             return operands[0][start : start + len(row.arrays)]
@@ -93,16 +93,16 @@ class _Way:
             every = frozenset(self.mesh.axis_names)
         if sends := operation(row):
             kind, size = sends
-            axes = set(axes_along(kind, size, groups_of(row.text), self.mesh))
+            axes = set(collective_axes(kind, size, groups_of(row.text), self.mesh))
             every = every - axes if kind in _AGREE else every | axes
         return (every,) * len(row.arrays)
 
-    def _loop(self, row: Instruction, carried: Varying) -> Varying:
-        """A loop's carry: what differs in one run may differ before the next."""
+    def _loop(self, row: Instruction, carry: Varying) -> Varying:
+        """The fixed point of a loop's carry: what varies after one iteration varies before it."""
         body = self.module.computations[row.called[0]]
         while True:
-            after = self.run(body, [carried])
-            loop = tuple(old | new for old, new in zip(carried, after, strict=True))
-            if loop == carried:
-                return loop
-            carried = loop
+            after = self.run(body, [carry])
+            joined = tuple(old | new for old, new in zip(carry, after, strict=True))
+            if joined == carry:
+                return joined
+            carry = joined

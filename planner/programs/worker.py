@@ -1,10 +1,10 @@
 """The process that compiles an exported step: `python worker.py FOLDER`.
 
 It imports JAX, NumPy and the standard library only, so another interpreter that has a compiler and
-no isoshard can run the file. In FOLDER it finds `request.json` (see `targets.CompileTarget`) and
-`program.bin`; it leaves `program.hlo` and `result.json` there, and what went wrong on its standard
-error. Its standard input is a pipe of whoever started it: when that closes, the process ends itself
-with its children.
+no isoshard can run the file. It reads `request.json` (see `targets.CompileTarget`) and
+`program.bin` in FOLDER, writes `program.hlo` and `result.json` there, and errors to standard error.
+Its standard input is a pipe of its parent: when that closes, the process ends itself with its
+children.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUIET = {
     "TPU_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "-1",
 }
-"""What lets libtpu and CUDA's plugin compile on a machine that has no accelerator."""
+"""Lets libtpu and CUDA's plugin compile on a machine without an accelerator."""
 
 _PACKAGES = {
     "host": (),
@@ -48,7 +48,7 @@ _MEMORY = (
 
 
 def main(folder: Path) -> None:
-    """Compile what a folder asks for."""
+    """Compile the program of a folder."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     request = json.loads((folder / "request.json").read_text())
     os.environ.update(_QUIET)
@@ -125,7 +125,7 @@ def _last_dumped(folder: Path, pattern: str) -> str:
 
 
 def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
-    """The devices of the machine asked for, by slice, then by place."""
+    """The devices of the requested machine, by slice and coordinates."""
     if request["machine"] == "host":
         jax.config.update("jax_num_cpu_devices", count)
         return jax.devices()
@@ -145,8 +145,8 @@ def _devices(jax: Any, request: dict[str, Any], count: int) -> list[Any]:
             topology=request["topology"],
         )
         devices = {(device.id,): device for device in machine.devices}
-    if request["places"]:
-        return [devices[tuple(index)] for index in request["places"]]
+    if request["device_coords"]:
+        return [devices[tuple(index)] for index in request["device_coords"]]
     return [devices[index] for index in sorted(devices)[:count]]
 
 

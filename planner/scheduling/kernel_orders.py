@@ -41,12 +41,12 @@ def breadth_first(kernels: Sequence[Kernel], inputs: Sequence[int]) -> list[Kern
 
 
 def behind_loops(kernels: Sequence[Kernel], results: Collection[int] = ()) -> list[Kernel]:
-    """Products and collectives, and what follows from them, behind the loops that do not need them.
+    """Products and collectives, and what depends on them, after the loops that do not read them.
 
     Compilers of TPUs and GPUs schedule from the end of a program to its start, to hide
-    communication behind computing: what no kernel waits for comes late. So the gradient of a
-    model's head, which only its optimizer reads, is computed behind the loop of the layers'
-    backward pass, and what it is computed from stays alive until then.
+    communication behind computing: a kernel without waiting readers runs late. So the gradient of
+    a model's head, which only its optimizer reads, is computed after the loop of the layers'
+    backward pass, and its operands are alive until then.
 
     Source: `LatencyHidingScheduler` of XLA's latency_hiding_scheduler.cc.
     """
@@ -85,10 +85,10 @@ def started_early(
     seconds: Callable[[Kernel], float],
     is_view: Callable[[Kernel], bool],
 ) -> list[Kernel]:
-    """Collectives of inputs as long before their readers as they take.
+    """Collectives of inputs, started as long before their readers as they take.
 
     The compiler for GPUs schedules from the end of a program to its start, with one collective at a
-    time: it begins where enough is computed meanwhile, if nowhere, at the start.
+    time: it starts where enough is computed meanwhile, or else at the start of the program.
 
     Source: `LatencyHidingScheduler`, with the GPU compiler's `kMaxConcurrentCollectives` of one.
 
@@ -96,7 +96,7 @@ def started_early(
         kernels: in an order in which they can run.
         inputs: values that are present from the start.
         seconds: how long a kernel runs.
-        is_view: whether a kernel only gives a collective's result the shape that is read.
+        is_view: whether a kernel only reshapes a collective's result.
     """
     begins = [
         0.0,
@@ -138,7 +138,7 @@ def started_early(
 def frees_most(
     kernels: Sequence[Kernel], bytes_: Sequence[int], fixed: Collection[int]
 ) -> list[Kernel]:
-    """The order that at each step takes the ready kernel that frees most.
+    """The order that runs the ready kernel that frees most at each step.
 
     Source: `ListScheduler` of XLA's hlo_memory_scheduler.cc.
     """

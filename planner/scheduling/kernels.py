@@ -1,7 +1,7 @@
 """A scheduled program as kernels that read and write values in memory.
 
 Both a jaxpr (`propagation.fusion`) and HLO text (`programs.hlo_liveness`) are translated to this
-form, and each rule about order and memory is written on it once.
+form, so that each rule about order and memory is implemented once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Kernel:
         op: the `LocalOp` or HLO `Instruction` that it runs, the last one of a fusion.
         reads: ids of the values that it reads from memory.
         writes: ids of the values that it writes to memory.
-        kind: what orders depend on.
-        by_element: whether it computes its results element by element, in whatever order.
-        in_place: whether a result may be written over an operand of its size that ends here.
-        renewed: the results of which that holds; None: all.
-        is_fusion: whether the compiler writes it, so that it can be computed again.
+        kind: of the operation, for orders.
+        by_element: whether its results are elementwise, in any order.
+        in_place: whether a result may overwrite an operand of its size that is last read here.
+        renewed: the results that may; None: all.
+        is_fusion: whether the compiler generates it, so that it can be rematerialized.
         flops: of all that is fused.
         read: bytes; of what is fused as a slice, those of the slice.
         inside: of a loop or branches, the kernels of each body.
@@ -52,11 +52,11 @@ class Kernel:
 
 
 def together(kernels: Sequence[Kernel], read: int | None = None) -> Kernel:
-    """Several kernels as one, that runs as the last of them.
+    """Several kernels as one, which runs as the last of them.
 
     Args:
         kernels: in their order.
-        read: bytes that it reads; None: what each reads.
+        read: bytes that it reads; None: the sum.
     """
     several = tuple([each for kernel in kernels for each in kernel.together or (kernel,)])
     last = kernels[-1]
@@ -76,7 +76,7 @@ def together(kernels: Sequence[Kernel], read: int | None = None) -> Kernel:
 
 
 def readers_of(kernels: Iterable[Kernel]) -> dict[int, list[int]]:
-    """Of each value the positions of the kernels that read it."""
+    """The positions of the kernels that read each value."""
     readers: dict[int, list[int]] = {}
     for position, kernel in enumerate(kernels):
         for value in kernel.reads:
@@ -87,18 +87,18 @@ def readers_of(kernels: Iterable[Kernel]) -> dict[int, list[int]]:
 def awaited(
     ops: Sequence[tuple[Sequence[int], Sequence[int], bool]], fresh: Iterable[int]
 ) -> tuple[list[bool], set[int]]:
-    """Which operations of a loop's body depend on what one run of it computes.
+    """Which operations of a loop's body depend on values of the same iteration.
 
-    A collective that sends what the loop is given (the weights of a layer) can start a run earlier,
+    A collective of an input of the loop (the weights of a layer) can start an iteration earlier,
     while that one computes. One of activations, or of gradients of weights, cannot.
 
     Args:
-        ops: of each the values that it reads, those that it writes, and whether what it writes is
-            computed in each run anew whatever it reads (products, nested loops).
-        fresh: values that each run of the loop receives from the run before.
+        ops: of each the values that it reads, those that it writes, and whether its results differ
+            in each iteration whatever it reads (products, nested loops).
+        fresh: values that each iteration receives from the one before.
 
     Returns:
-        Of each operation whether an operand is computed in the same run, and all such values.
+        Of each operation whether an operand is computed in the same iteration, and all such values.
     """
     values = set(fresh)
     depends = []
@@ -110,4 +110,4 @@ def awaited(
 
 
 Inner = Mapping[int, int]
-"""By the `id` of a kernel with bodies: bytes that what runs inside needs."""
+"""By the `id` of a kernel with bodies: bytes that its bodies need."""

@@ -1,8 +1,8 @@
-"""How many bytes are alive while kernels run in an order.
+"""Liveness: the bytes alive while kernels run in an order.
 
-A value is alive from the kernel that writes it to the last that reads it. A kernel that computes
-element by element writes over an operand of the same size that ends there. A loop needs what its
-body needs in addition to what it carries.
+A value is alive from the kernel that writes it to the last that reads it. An elementwise kernel
+overwrites an operand of the same size whose last reader it is. A loop needs the bytes of its body
+in addition to its carry.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Liveness:
 
     Attributes:
         order: of the kernels.
-        at: bytes alive while each of them runs, what runs inside it included.
-        peak: the most.
-        index: of the kernel at which it is so.
+        at: bytes alive while each of them runs, with those of its bodies.
+        peak: the most of them.
+        index: of the kernel at the peak.
         inside: of that kernel, if it has bodies: the body that needs most.
-        spans: of each value the positions of its first and its last use.
+        spans: the positions of the first and the last use of each value.
     """
 
     order: list[Kernel]
@@ -56,16 +56,16 @@ def live_bytes(
     inner: Inner = _NONE,
     extra: Inner = _NONE,
 ) -> Liveness:
-    """Follow the memory of kernels that run one after the other.
+    """Compute the liveness of kernels that run one after the other.
 
     Args:
         order: of the kernels.
         bytes_: of each value.
-        fixed: values that have memory of their own all the time; they count nothing.
+        fixed: values that have memory of their own all the time; they are not counted.
         ends: values that are alive at the end.
         ahead: values that are alive from the start.
         inner: bytes that the bodies of kernels need.
-        extra: by the position of a kernel, bytes that are alive there besides.
+        extra: by the position of a kernel, additional bytes that are alive there.
     """
     last = {value: index for index, kernel in enumerate(order) for value in kernel.reads}
     last.update(dict.fromkeys(ends, len(order)))

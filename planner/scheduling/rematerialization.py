@@ -1,15 +1,15 @@
-"""Rematerialization: what XLA's compiler for GPUs computes again over its memory limit.
+"""Rematerialization: values that XLA's compiler for GPUs recomputes above its memory limit.
 
 The pass visits kernels in their order. Where more than the limit is alive, it drops a value that is
-not read there, and computes it again before it or its operands are read next; until that is enough,
-or nothing helps any more. First come values that have not been read yet, which only move; then what
-frees most. Operands that were freed already are kept for it, so an activation, as large as the
-product that it is computed from, is worth nothing unless the product is alive as well.
+not read there, and recomputes it before it or its operands are read next; until that is enough, or
+nothing helps any more. First come values that have not been read yet, which only move; then those
+that free most. Operands that were freed already stay alive for it, so an activation, as large as
+the product that it is computed from, saves nothing unless the product is alive as well.
 
-Products, convolutions and collectives (library calls, or split in a start and an end), results, and
-what loops read are never computed again. Nor are values inside loops here: XLA tries, and to leave
-it out overestimates. A kernel that runs where more than the limit is alive stays: XLA moves it
-around whatever else its reader waits for, and gives up what it has moved twice.
+Products, convolutions and collectives (library calls, or split into a start and an end), results,
+and values that loops read are never recomputed. Nor are values inside loops here: XLA tries, so
+this overestimates. A kernel that runs where more than the limit is alive is final: XLA moves it
+past whatever else its reader waits for, and gives up what it has moved twice.
 
 Source: `HloRematerialization` of XLA's hlo_rematerialization.cc, one instruction at a time.
 """
@@ -29,17 +29,17 @@ class Values(Protocol):
     bytes: list[int]
 
     def copy(self, value: int) -> int:
-        """The id of a new value like another one."""
+        """The id of a new value of the same size."""
         ...
 
 
 def rematerialized(
     values: Values, order: Sequence[Kernel], fixed: Collection[int], limit: int, inner: Inner
 ) -> list[Kernel]:
-    """The order with what is computed again so that no more than a limit is alive.
+    """The order with recomputed values, so that no more than a limit is alive.
 
     Args:
-        values: of the program; those that are computed again are added.
+        values: of the program; recomputed ones are added.
         order: in which kernels run.
         fixed: values that have memory of their own all the time.
         limit: bytes that may be alive in addition to those.
@@ -53,7 +53,7 @@ class _Run:
     """One run of a kernel: whether it cannot be repeated, and whether it has moved away."""
 
     kernel: Kernel
-    stays: bool = False
+    final: bool = False
     moved: bool = False
 
 
@@ -65,9 +65,9 @@ class _Rematerialization:
         self.fixed = fixed
         self.limit = limit
         self.runs = [_Run(kernel) for kernel in order]
-        self.kept = set(fixed).union(*(kernel.reads for kernel in order if kernel.inside))
+        self.pinned = set(fixed).union(*(kernel.reads for kernel in order if kernel.inside))
         self.unread: dict[int, list[_Run]] = {}
-        """Of each value the runs to come that read it."""
+        """The later runs that read each value."""
         for run in self.runs:
             for value in run.kernel.reads:
                 self.unread.setdefault(value, []).append(run)
@@ -79,7 +79,7 @@ class _Rematerialization:
         self.live = 0
 
     def ordered(self, inner: Inner) -> list[Kernel]:
-        """The kernels with what is computed again."""
+        """The kernels, with recomputations."""
         index = 0
         while index < len(self.runs):
             run = self.runs[index]
@@ -91,7 +91,7 @@ class _Rematerialization:
             while self.live + inside > self.limit and (best := self._best(run)) is not None:
                 self._repeat(best, index)
             if self.live + inside > self.limit:
-                run.stays = True
+                run.final = True
                 self.candidates.pop(run, None)
             self._end(run)
         return [run.kernel for run in self.runs if not run.moved]
@@ -114,7 +114,7 @@ class _Rematerialization:
             self.alive.add(value)
             self.live += self.values.bytes[value]
             run = self.writer[value]
-            if not run.stays and run.kernel.is_fusion and self.kept.isdisjoint(run.kernel.writes):
+            if not run.final and run.kernel.is_fusion and self.pinned.isdisjoint(run.kernel.writes):
                 self.candidates[run] = None
 
     def _free(self, value: int) -> None:
@@ -143,7 +143,7 @@ class _Rematerialization:
         return best
 
     def _saved(self, kernel: Kernel) -> int:
-        """Bytes that are free if a kernel's results are computed again later."""
+        """Bytes that are freed if a kernel's results are recomputed later."""
         bytes_ = self.values.bytes
         freed = sum([bytes_[value] for value in kernel.writes if value in self.alive])
         return freed - sum(
@@ -167,6 +167,6 @@ class _Rematerialization:
             self._revive(value)
             self.unread[value].append(again)
         if self.read.isdisjoint(kernel.writes):
-            again.stays = run.moved = True
+            again.final = run.moved = True
         index = next(n for n in range(start, len(self.runs)) if id(self.runs[n]) in before)
         self.runs.insert(index, again)

@@ -1,9 +1,9 @@
 """Sibling multi-output fusion of XLA's compiler for GPUs.
 
-Two kernels that compute element by element of the same large array, of which neither needs the
-other, become one that has both results. It runs when the operands of both are there, so both
-results are alive at once, in addition to all operands: in an attention layer's backward pass the
-probabilities and the gradient of the scores.
+Two elementwise kernels of the same large array, of which neither depends on the other, are fused
+into one with both results. It runs when the operands of both are ready, so both results are alive
+at once, in addition to all operands: in an attention layer's backward pass the probabilities and
+the gradient of the scores.
 
 Source: `MultiOutputFusion` of XLA's gpu/transforms/multi_output_fusion.cc.
 """
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from .kernels import Kernel, together
 
 _LARGE = 1 << 20
-"""Bytes of an array that is worth reading once only."""
+"""Bytes of an array whose second read is worth saving."""
 
 _FAR = 500
-"""Kernels so far apart are not compared: nearly always one needs the other."""
+"""Kernels further apart are not compared: nearly always one depends on the other."""
 
 
 def siblings_fused(
     kernels: Sequence[Kernel], bytes_: Sequence[int], sizes: Sequence[int]
 ) -> list[Kernel]:
-    """Kernels of one scope, with siblings as one, in an order in which they can run."""
+    """Kernels of one scope, with siblings fused, in an order in which they can run."""
     readers: dict[int, list[int]] = {}
     for kernel in kernels:
         if len(kernel.writes) == 1 and kernel.by_element:
@@ -49,7 +49,7 @@ class _Slots:
         self.index = {value: n for n, kernel in enumerate(kernels) for value in kernel.writes}
 
     def fuse(self, first: int, second: int) -> None:
-        """Fuse the kernels of two values, unless one needs the other."""
+        """Fuse the kernels of two values, unless one depends on the other."""
         start, end = sorted((self.index[first], self.index[second]))
         early, late = self.kernels[start], self.kernels[end]
         if early is late or early is None or late is None or end - start > _FAR:

@@ -1,9 +1,8 @@
 """A traced step with its equal layers as one loop, so that compilers take as long for 80 as for 4.
 
 A parameter of each layer becomes one input with a leading axis over layers that no mesh axis
-splits; its name has `*` for the number of the layer. What is equal about both steps is what a
-planner asks: bytes of what a device holds, and bytes of each collective (those in a loop once for
-each iteration).
+splits; its name has `*` for the index of the layer. Both steps have the same bytes of inputs on a
+device, and the same bytes of each collective (those in a loop once for each iteration).
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ def rolled_step(
     at_least: int = 3,
     layouts: Callable[[ClosedJaxpr], Mapping[Var, NamedSharding]] | None = None,
 ) -> TracedStep:
-    """The same step with loops over equal layers, and with inputs and results of them stacked.
+    """The step with loops over equal layers, and with their inputs and results stacked.
 
-    Only inputs with one role and one layout are stacked; a layer that is laid out differently stays
+    Only inputs of one role and one sharding are stacked; a layer with other shardings remains
     outside of the loop.
 
     Args:
         step: as traced.
         at_least: how many equal layers become a loop.
-        layouts: of the variables of a program; what loops carry and keep is constrained to them.
+        layouts: of the variables of a program; carries and residuals of loops are constrained to
+            them.
 
     Returns:
-        A new step; the one given if nothing in it repeats.
+        A new step; the argument if nothing in it repeats.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -60,7 +60,7 @@ def rolled_step(
         ... ]
         >>> program = jax.make_jaxpr(step)(*[jnp.ones((4, 4))] * 6)
         >>> traced = TracedStep("f", "jax", program, tuple(inputs), (StepResult("x"),), mesh)
-        >>> [(one.name, one.shape, one.sharding.spec) for one in rolled_step(traced).inputs]
+        >>> [(leaf.name, leaf.shape, leaf.sharding.spec) for leaf in rolled_step(traced).inputs]
         [('x', (4, 4), P(None, 'model')), ('*.w', (5, 4, 4), P(None, None, 'model'))]
     """
     result = rolled(
@@ -132,10 +132,10 @@ def _results(
 
 def _pattern(names: Sequence[str]) -> str:
     """One name for several: `*` where they differ."""
-    parts = [name.split(".") for name in names]
-    if len({len(chunk) for chunk in parts}) > 1:
+    paths = [name.split(".") for name in names]
+    if len({len(path) for path in paths}) > 1:
         return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
-    columns = zip(*parts, strict=True)
+    columns = zip(*paths, strict=True)
     return ".".join([column[0] if len(set(column)) == 1 else "*" for column in columns])
 
 

@@ -131,17 +131,17 @@ def test_memory_may_be_said_and_what_is_missing_is_told():
     [
         ({"mesh": "v5e:2x4"}, ShardingError, r"mesh\(\(2, 4\), \('data', 'model'\)\)"),
         ({"mesh": "v5e:3x5"}, ShardingError, "v5e:3x5"),
-        ({"depth": "deep"}, ValueError, "depth is 'trace', 'partition', 'compile', not 'deep'"),
+        ({"depth": "deep"}, ValueError, "depth= must be 'trace', 'partition', 'compile'"),
         ({"plan": Plan({"*": ("rows",)})}, PlanError, r"layers\.0\.w: .*'rows'"),
         ({"batch": ("y",)}, ShardingError, "names no argument of the step: y"),
-        ({"memory": "16GB"}, ValueError, r"such as 16 \* 10\*\*9, not '16GB'; leave it out"),
+        ({"memory": "16GB"}, ValueError, r"such as 16 \* 10\*\*9, not '16GB'; None uses"),
         ({"memory": 0}, ValueError, "memory= is the bytes that one device may use, .* not 0;"),
         ({"memory": -(10**9)}, ValueError, "not -1000000000"),
-        ({"timeout": 0}, ValueError, "timeout= is seconds, more than 0, not 0; None waits"),
+        ({"timeout": 0}, ValueError, "timeout= must be seconds above 0, not 0; None waits"),
         ({"plan": "fsdp"}, PlanError, r"plan='fsdp' is a text, .*Plan\.fsdp\('data'\)"),
-        ({"repeats": "auto"}, ValueError, "repeats= is True, False or None, not 'auto'"),
+        ({"repeats": "auto"}, ValueError, "repeats= must be True, False or None, not 'auto'"),
         ({"args": {"x": 1}}, TypeError, r"list of the step's arguments, not dict; .* \(x,\)"),
-        ({"step": None}, TypeError, "a step is a function, a module or a model, not NoneType"),
+        ({"step": None}, TypeError, "step must be a function, a module or a model, not NoneType"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_said(change, error, said):

@@ -11,7 +11,7 @@ import pytest
 from isoshard import Plan, planner
 from isoshard.cli import main
 from isoshard.core.errors import CaptureError
-from isoshard.planner.cli.plan_words import PlanCommandError, axes_of, bytes_of, plan_of
+from isoshard.planner.cli.plan_strategies import PlanCommandError, axes_of, bytes_of, plan_of
 from isoshard.planner.reports.comparison import comparison_from_json
 from isoshard.planner.reports.report import Report
 from tests.planner.reports.sample_reports import fitting, too_large
@@ -170,15 +170,15 @@ class TestWhatIsGiven:
 
 STEP = ("train.py:step", "--mesh", "cpu:8")
 BAD = [
-    ((), "on which machine? give --mesh, such as --mesh v5e:16x16"),
-    (("--mesh", "cpu:8"), "what is to be planned? give script.py:step, or --hf config.json"),
-    (("train.py:step", "--mesh", "v9:2"), "there is no chip 'v9'; known are"),
+    ((), "--mesh is missing: give a machine, such as --mesh v5e:16x16"),
+    (("--mesh", "cpu:8"), "the step is missing: give script.py:step, or --hf config.json"),
+    (("train.py:step", "--mesh", "v9:2"), "there is no chip 'v9'; there are"),
     (("train.py:step", "--mesh", "v5e:3x3"), "there is no slice of 3x3 v5e"),
     (("none.py:step", "--mesh", "cpu:8"), "there is no file 'none.py'"),
     (("nothing.here:step", "--mesh", "cpu:8"), "there is no module 'nothing.here'"),
     (("train.py", "--mesh", "cpu:8"), "'train.py' does not name the step: write script.py:name"),
     (("train.py:stp", "--mesh", "cpu:8"), "train.py has no 'stp'; it has step, other, pair"),
-    (("train.py:alone", "--mesh", "cpu:8"), "train.py:alone is of type int, and no step"),
+    (("train.py:alone", "--mesh", "cpu:8"), "train.py:alone is of type int, and not a step"),
     ((*STEP, "--axes", "a=9"), "--axes 'a=9' has 9 devices, and"),
     ((*STEP, "--axes", "a;b"), "write each axis once with its"),
     ((*STEP, "--memory", "lots"), "write a size such as 16GB"),
@@ -186,9 +186,9 @@ BAD = [
     ((*STEP, "--plan", "fdsp"), "'fdsp', did you mean 'fsdp'? There are data, fsdp, tensor"),
     ((*STEP, "--axes", "x=8", "--plan", "fsdp,tensor"), "fsdp and tensor both take axis 'x' of x"),
     ((*STEP, "--plan", "fsdp=z"), "the mesh has no axis 'z'; its axes are data"),
-    ((*STEP, "--plan", "train.py:alone"), "train.py:alone is of type int, and no Plan"),
+    ((*STEP, "--plan", "train.py:alone"), "train.py:alone is of type int, and not a Plan"),
     ((*STEP, "--plan", "fsdp", "--plan", "fsdp"), "--plan fsdp is repeated"),
-    ((*STEP, "--batch", "3"), "--batch is for --hf"),
+    ((*STEP, "--batch", "3"), "--batch needs --hf"),
     ((*STEP, "--hf", "c.json"), "give either script.py:step or"),
     (("--hf", "c.json", "--mesh", "cpu:8"), "there is no file 'c.json'"),
     ((*STEP, "--json", "none/a.json"), "none/a.json cannot be written: its folder does not exist"),
@@ -261,7 +261,7 @@ def test_a_step_that_fails_says_at_which_line_of_the_script(script, capsys):
 def test_arguments_that_the_step_does_not_take(script, calls, capsys):
     words = ("train.py:step", "--mesh", "cpu:8", "--args", "train.py:make_args")
     assert run_error(capsys, *words) == (
-        "isoshard plan: train.py:step takes (x), and train.py:make_args gives (ShapeDtypeStruct, "
+        "isoshard plan: train.py:step takes (x), and train.py:make_args returns (ShapeDtypeStruct, "
         "int): too many positional arguments. Several arguments are a tuple\n"
     )
     assert "missing a required argument: 'y'" in run_error(

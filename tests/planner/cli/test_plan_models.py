@@ -109,16 +109,16 @@ def refused(capsys, *words):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    ("{", "config.json is no JSON: Expecting property name"),
-    ("[]", "config.json is no configuration of transformers: it has no 'model_type'"),
+    ("{", "config.json is not JSON: Expecting property name"),
+    ("[]", "config.json is not a configuration of transformers: it has no 'model_type'"),
     ('{"model_type": "nothing"}', "has no model 'nothing' ("),
     ('{"model_type": "llama", "architectures": ["Missing"]}',
      "names the architecture 'Missing', and transformers "),
     ('{"model_type": "vit"}', "names no class in 'architectures'; add one, such as \"archi"),
     ('{"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}',
-     "takes 'input_features', and only models of 'input_ids' or 'pixel_values'"),
+     "takes 'input_features', and --hf supports models of 'input_ids' or 'pixel_values'"),
     (json.dumps({"model_type": "gpt2", "n_embd": 10, "n_head": 3, "n_layer": 1}),
-     "GPT2LMHeadModel cannot be made of "),
+     "GPT2LMHeadModel cannot be created from "),
 ])  # fmt: skip
 def test_bad_configurations(tmp_path, capsys, content, message):
     path = tmp_path / "config.json"

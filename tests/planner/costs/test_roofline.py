@@ -10,8 +10,13 @@ import pytest
 from isoshard.core.errors import ShardingError
 from isoshard.planner.costs.collective_times import seconds
 from isoshard.planner.costs.device_program import DeviceOp, DeviceProgram
-from isoshard.planner.costs.event_groups import MOST, grouped
-from isoshard.planner.costs.roofline import COMPUTE_REACH, MEMORY_REACH, time_of
+from isoshard.planner.costs.roofline import (
+    COMPUTE_REACH,
+    MEMORY_REACH,
+    MOST_EVENTS,
+    grouped,
+    time_of,
+)
 from isoshard.planner.machine import chips
 from isoshard.planner.machine.topologies import topology, topology_of
 from isoshard.planner.reports.report import MemoryEstimate, TimelineEvent
@@ -122,7 +127,7 @@ def test_a_long_timeline_is_grouped_and_takes_as_long(count):
     for number in range(count):
         ops += [dot(1e12, line=f"a.py:{number} (f)"), gather(10**8), gather(10**8, axes=("data",))]
     time, timeline = estimate(*ops)
-    assert len(timeline) <= MOST
+    assert len(timeline) <= MOST_EVENTS
     assert math.fsum(event.seconds for event in timeline) == pytest.approx(time.serial)
     starts = [event.start for event in timeline]
     assert starts == sorted(starts) and starts[0] == 0
@@ -153,7 +158,7 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
         work = dot(seconds_of_work * topology_of(mesh).chip.rate("bfloat16"))
         ops = [op for one in axes for op in (work, gather(sent, axes=one))]
         time, _ = estimate(*ops, mesh=mesh)
-        assert time.assumptions[-1].endswith("wait for the last one of them, 8 of them up to 5 ms")
+        assert time.assumptions[-1].endswith("wait for the last of them, 8 devices up to 5 ms")
         return sum(time.collectives.values())
 
     bare = of(0.0, ("data",)), of(0.0, ("model",))

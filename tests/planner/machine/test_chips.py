@@ -55,12 +55,12 @@ def test_one_line_adds_a_chip(own_table):
 
 
 def test_a_chip_that_is_not_there_says_which_are():
-    with pytest.raises(ShardingError, match=r"no chip 'v9'; known are a100, .*v6e\. Add one with"):
+    with pytest.raises(ShardingError, match=r"no chip 'v9'; there are a100, .*v6e\. Add it with"):
         chip("v9")
     with pytest.raises(ShardingError, match=r"devices of kind 'TPU v9'; .*Chip\(NAME, 'TPU v9'"):
         chip_of_kind("TPU v9")
 
 
 def test_a_chip_without_float32_is_refused(own_table):
-    with pytest.raises(ShardingError, match=r"'odd' has rates for int8: float32"):
+    with pytest.raises(ShardingError, match=r"'odd' has rates for int8: add one for float32"):
         add_chip(dataclasses.replace(chip("v5e"), name="odd", flops={"int8": 1.0}))

@@ -77,7 +77,7 @@ def test_devices_in_no_order_share_links_and_it_says_so():
     found = links(Mesh(devices.reshape(4, 4), ("a", "b")))
     ordered = axes_of("v5e:4x4", (4, 4), "a", "b")
     for name in "ab":
-        assert "no block of the grid; their messages share each link" in found[name].note
+        assert "not a block of the grid; their messages share each link" in found[name].note
         assert found[name].bandwidth < ordered[name].bandwidth
 
 

@@ -56,9 +56,9 @@ def test_wrap_around_links():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("v5e", "'v5e' is no topology: write a chip and its grid, such as 'v5e:16x16'"),
-        ("v5e:4x", "'v5e:4x' is no topology"),
-        ("v7:2x2", "there is no chip 'v7'; known are a100"),
+        ("v5e", "'v5e' is not a topology: write a chip and its grid, such as 'v5e:16x16'"),
+        ("v5e:4x", "'v5e:4x' is not a topology"),
+        ("v7:2x2", "there is no chip 'v7'; there are a100"),
         ("v5e:0x4", "'v5e:0x4' has no devices: every size is at least 1"),
         ("v5e:16x8", "no slice of 16x8 v5e; there are 1x1, 2x2, .*16x16. Did you mean v5e:8x16?"),
         ("v5e:32x32", "1024 chips are more than one slice has: join slices, as in 'v5e:2*16x16'"),
@@ -70,7 +70,7 @@ def test_wrap_around_links():
         ("h100:2x2x8", "a machine of h100 is hosts x GPUs of one"),
         ("h100:2*2x8", "slices are of TPUs; GPUs of all hosts are joined by one network"),
         ("gb200:36x4", "one switch joins 18 hosts of gb200 at most, .*'gb200:2x18x4'"),
-        ("cpu:2x4", "devices of a CPU have no grid, only a number: write 'cpu:8'"),
+        ("cpu:2x4", "devices of a CPU have no grid, only a count: write 'cpu:8'"),
     ],
 )
 def test_what_cannot_be_had_is_told_with_what_can(text, message):
@@ -149,5 +149,5 @@ def test_devices_that_are_here_are_found_by_their_kind():
 
 def test_devices_of_no_known_kind_say_what_to_do():
     mesh = Mesh(present("NVIDIA T4", [None]), ("a",))
-    with pytest.raises(ShardingError, match=r"kind 'NVIDIA T4'; known are .*add_chip"):
+    with pytest.raises(ShardingError, match=r"kind 'NVIDIA T4'; there are .*add_chip"):
         topology_of(mesh)

@@ -53,7 +53,7 @@ def seconds(kind: str, sent: float, *axes: str) -> float:
 
 def test_alone_nobody_talks(cost):
     found = cost.of(Choice(((), ()), (NONE, NONE)))
-    assert found.talking == {}
+    assert found.collectives == {}
     flops = cost.program.flops
     assert flops == 2.0 * BATCH * WIDTH * INNER * 5  # two forward; backward both weights' and h's
     assert found.busy >= flops / (topology("v5e:4x4").chip.rate("float32") * COMPUTE_REACH["tpu"])
@@ -62,12 +62,12 @@ def test_alone_nobody_talks(cost):
 
 def test_a_split_batch_sums_gradients(cost, dims):
     found = cost.of(Choice(((dims["batch"],), ()), (NONE, NONE)))
-    assert set(found.talking) == {(0,)}
+    assert set(found.collectives) == {(0,)}
     wanted = 2 * seconds("all-reduce", UP, "data")
-    assert found.talking[0,] == pytest.approx(wanted, rel=0.05)
+    assert found.collectives[0,] == pytest.approx(wanted, rel=0.05)
     both = cost.of(Choice(((dims["batch"],), (dims["batch"],)), (NONE, NONE)))
     wanted = 2 * seconds("all-reduce", UP, "data", "model")  # along both axes at once
-    assert both.talking[0, 1] == pytest.approx(wanted, rel=0.05)
+    assert both.collectives[0, 1] == pytest.approx(wanted, rel=0.05)
 
 
 def test_parameters_at_rest_are_gathered_and_gradients_scattered(cost, dims):
@@ -75,7 +75,7 @@ def test_parameters_at_rest_are_gathered_and_gradients_scattered(cost, dims):
     found = cost.of(Choice(((dims["batch"],), ()), (both, NONE)))
     gathers = 3 * seconds("all-gather", UP, "data")  # up forward; down forward and backward
     scatters = 2 * seconds("reduce-scatter", UP, "data")
-    assert found.talking[0,] == pytest.approx(gathers + scatters, rel=0.05)
+    assert found.collectives[0,] == pytest.approx(gathers + scatters, rel=0.05)
     alone = cost.of(Choice(((dims["batch"],), ()), (NONE, NONE)))
     assert found.memory < alone.memory - 2 * UP * 0.7
 
@@ -83,8 +83,12 @@ def test_parameters_at_rest_are_gathered_and_gradients_scattered(cost, dims):
 def test_features_split_as_megatron_does(cost, dims):
     found = cost.of(Choice(((), (dims["inner"],)), (NONE, NONE)))
     activations = BATCH * WIDTH * 4
-    assert found.talking[1,] == pytest.approx(seconds("all-reduce", activations, "model"), rel=0.05)
+    assert found.collectives[1,] == pytest.approx(
+        seconds("all-reduce", activations, "model"), rel=0.05
+    )
     assert cost.group_layout(0, Choice(((), (dims["inner"],)), (NONE, NONE))) == ((1,), ())
     both = cost.of(Choice(((dims["batch"],), (dims["inner"],)), (NONE, NONE)))
     assert both.busy < cost.of(Choice(((), ()), (NONE, NONE))).busy / 10
-    assert both.talking[0,] == pytest.approx(2 * seconds("all-reduce", UP / 4, "data"), rel=0.05)
+    assert both.collectives[0,] == pytest.approx(
+        2 * seconds("all-reduce", UP / 4, "data"), rel=0.05
+    )

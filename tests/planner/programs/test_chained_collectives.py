@@ -6,7 +6,7 @@ import pytest
 
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.collective_rewrites import chained_as_one
+from isoshard.planner.programs.collective_rewrites import fold_chained
 from isoshard.planner.programs.device_ops import device_ops
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
@@ -45,7 +45,7 @@ REDUCED = [("all-reduce", ("model",), 128), ("all-reduce", ("data",), 128)]
 
 
 def sent(text, target):
-    ops = device_ops(chained_as_one(parsed(text), target), MESH, {}, target=target)
+    ops = device_ops(fold_chained(parsed(text), target), MESH, {}, target=target)
     return [(op.name, op.axes, op.sent) for op in ops if op.is_collective]
 
 

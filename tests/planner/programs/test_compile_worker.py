@@ -91,7 +91,7 @@ def test_the_cache_knows_programs_targets_and_flags_apart(step):
 def test_time_runs_out_and_no_process_is_left(step, fake, tmp_path):
     python = fake(f"sleep 60 &\necho $! > {tmp_path}/child\necho $$ > {tmp_path}/self\nwait")
     began = time.monotonic()
-    with pytest.raises(CompilationTimeoutError, match=r"did not end in 0\.5 s.*depth='trace'"):
+    with pytest.raises(CompilationTimeoutError, match=r"did not finish in 0\.5 s.*depth='trace'"):
         compiled(step, HOST, timeout=0.5, cache=False, python=python)
     assert time.monotonic() - began < 10
     for name in ("self", "child"):
@@ -177,8 +177,8 @@ def test_one_process_at_a_time_uses_libtpu(step, fake, monkeypatch, tmp_path):
     python = fake("exit 3")
     told = []
     target = CompileTarget("tpu", "v5e:2x2")
-    with compile_worker._alone(target, None, lambda *said: None):
-        with pytest.raises(CompilationTimeoutError, match="another process compiled by libtpu"):
+    with compile_worker._exclusive(target, None, lambda *said: None):
+        with pytest.raises(CompilationTimeoutError, match="another process has compiled by libtpu"):
             compiled(
                 step,
                 target,

@@ -13,11 +13,10 @@ from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs import compiling
 from isoshard.planner.programs.compile_worker import ProgramText
 from isoshard.planner.programs.compiling import by_compiler, by_partitioner
-from isoshard.planner.programs.device_ops import total
 from isoshard.planner.programs.scaled_meshes import scaled_down
 from isoshard.planner.programs.targets import CompilationError, PlanningError
 from tests.planner.programs.sample_steps import layers
-from tests.planner.programs.test_recorded_programs import RECORDED
+from tests.planner.programs.test_recorded_programs import RECORDED, total
 
 AXES = ("data", "model")
 

@@ -12,10 +12,10 @@ from isoshard import P, Plan
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.estimating import device_program
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.device_ops import device_ops, total
+from isoshard.planner.programs.device_ops import device_ops
 from isoshard.planner.programs.hlo_costs import costs_of
 from isoshard.planner.traced.of_step import traced_step
-from tests.planner.programs.test_recorded_programs import read
+from tests.planner.programs.test_recorded_programs import read, total
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
 ONE = 1024 * 1024 * 2

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from isoshard.core.runtime.hlo_text import parsed
-from isoshard.planner.programs.hlo_lines import line_of
+from isoshard.planner.programs.device_ops import line_of
+from isoshard.planner.programs.hlo_costs import Costs
 
 RECORDED = Path(__file__).with_name("recorded")
 """Programs of `sample_steps.layers` on 2 x 2 devices: of libtpu 0.0.52, jax-cuda12-plugin 0.10.2
@@ -39,6 +40,11 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   ROOT %said = f32[8]{0} add(%old, %p), metadata={op_name="transpose(jvp(line:b|c.py:4 (f)))/mul"}
 }
 """
+
+
+def total(ops):
+    """Flops and bytes of one step."""
+    return Costs(sum(o.flops * o.times for o in ops), sum(o.bytes * o.times for o in ops), "")
 
 
 def read(name):

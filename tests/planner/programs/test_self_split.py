@@ -16,8 +16,8 @@ from isoshard.core.runtime.jaxprs import equations
 from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 from isoshard.domain.attention.partitioned_attention import Attention
 from isoshard.planner.programs.compiling import by_partitioner
-from isoshard.planner.programs.device_ops import axes_along
-from isoshard.planner.programs.self_split import ASKED, answered
+from isoshard.planner.programs.device_ops import collective_axes
+from isoshard.planner.programs.self_split import CUSTOM_PARTITIONING, with_custom_partitions
 
 ATTEND = Attention(False, 1.0)
 SHAPE = (4, 2, 64, 8)
@@ -57,7 +57,7 @@ def compared(function, step, values):
     ran = collections.Counter[object]()
     for one in collectives(jax.jit(function).lower(*placed).compile().as_text()):
         kind = one.kind.replace("_", "-")
-        ran[kind, axes_along(kind, one.bytes, one.groups, step.mesh), one.bytes] += one.times
+        ran[kind, collective_axes(kind, one.bytes, one.groups, step.mesh), one.bytes] += one.times
     assert told == ran
     return ran
 
@@ -70,10 +70,10 @@ def test_a_ring_is_planned_with_the_collectives_that_run():
 
 def test_what_splits_without_talking_is_left_to_the_partitioner():
     step = traced(attended, P("data", "x"))
-    assert {"shard_map", "ppermute"}.isdisjoint(names(answered(step)))
-    assert ASKED in names(answered(step))
+    assert {"shard_map", "ppermute"}.isdisjoint(names(with_custom_partitions(step)))
+    assert CUSTOM_PARTITIONING in names(with_custom_partitions(step))
     plain = traced(lambda x: x + 1, P("data"))
-    assert answered(plain) is plain.program
+    assert with_custom_partitions(plain) is plain.program
 
 
 def test_what_an_answer_needs_does_not_spread_to_what_is_around_it():
@@ -97,5 +97,5 @@ def test_what_an_answer_needs_does_not_spread_to_what_is_around_it():
         StepInput(n, "input", shape, np.dtype("float32"), layouts[n]) for n, shape in shapes.items()
     )
     traced = TracedStep("step", "jax", program, inputs, (StepResult("slope"),), mesh)
-    assert "ppermute" in names(answered(traced))
+    assert "ppermute" in names(with_custom_partitions(traced))
     assert compared(step, traced, given)

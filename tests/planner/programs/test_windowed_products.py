@@ -8,9 +8,9 @@ import pytest
 
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.device_ops import device_ops, total
-from isoshard.planner.programs.windowed_products import multiplied_by_parts, windowed_products
-from tests.planner.programs.test_recorded_programs import read
+from isoshard.planner.programs.device_ops import device_ops
+from isoshard.planner.programs.windowed_products import rewrite_windowed, windowed_products
+from tests.planner.programs.test_recorded_programs import read, total
 
 LINE = 'metadata={op_name="line:a.py:1 (f)/dot"}'
 GATHERED = """
@@ -70,7 +70,7 @@ def found(module, mesh, given=ALL, chip="v5e", **more):
 
 def sent(module, mesh, given=ALL):
     products = windowed_products(module, mesh, given, "v5e")
-    ops = device_ops(multiplied_by_parts(module, products), mesh, {}, target="tpu", joining=False)
+    ops = device_ops(rewrite_windowed(module, products), mesh, {}, target="tpu", joining=False)
     assert all(op.line == "a.py:1 (f)" for op in ops if op.is_collective)
     counts = collections.Counter()
     for op in ops:
@@ -139,7 +139,7 @@ def test_what_a_gather_becomes(count, times, inner):
 
 def assert_computes_the_same(module, mesh):
     products = windowed_products(module, mesh, ALL, "v5e")
-    changed = device_ops(multiplied_by_parts(module, products), mesh, {}, target="tpu")
+    changed = device_ops(rewrite_windowed(module, products), mesh, {}, target="tpu")
     assert total(changed).flops == total(device_ops(module, mesh, {}, target="tpu")).flops
 
 
@@ -171,7 +171,7 @@ def test_a_step_sends_what_libtpus_program_sends(shape):
     given = [("data", "model"), ("data", "model"), ("data",)]
     products = windowed_products(module, mesh, given, "v5e")
     found = collections.defaultdict(lambda: (0, 0))
-    for op in device_ops(multiplied_by_parts(module, products), mesh, {}, target="tpu"):
+    for op in device_ops(rewrite_windowed(module, products), mesh, {}, target="tpu"):
         if op.is_collective:
             times, size = found[op.name, *op.axes]
             found[op.name, *op.axes] = times + op.times, size + op.times * op.sent

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.planner.traced.whose_step import framework_of_step
+from isoshard.planner.traced.of_step import framework_of_step
 from tests import fresh
 
 MODEL = torch.nn.Linear(2, 2)
@@ -66,7 +66,7 @@ def test_torch_is_not_imported_for_a_step_of_jax(tmp_path):
     code = (
         "import sys, jax, jax.numpy as jnp, isoshard\n"
         "del sys.modules['torch']\n"
-        "from isoshard.planner.traced.whose_step import framework_of_step\n"
+        "from isoshard.planner.traced.of_step import framework_of_step\n"
         "step = jax.jit(lambda p, x: jnp.tanh(x @ p['w']))\n"
         "assert framework_of_step(step, ({'w': jnp.ones((2, 2))}, jnp.ones(2))) is None\n"
         "assert 'torch' not in sys.modules\n"

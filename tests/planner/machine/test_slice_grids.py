@@ -71,12 +71,12 @@ def test_a_smaller_mesh_takes_a_block_of_the_grid():
     ("text", "shape", "slices", "message"),
     [
         ("v5e:4x4", (4, 8), None, r"shape \(4, 8\) has 32 devices, and v5e:4x4 has 16"),
-        ("v5e:4x4", (16, 1, 1), None, r"has 3 axes, and 2 names are given: a, b"),
+        ("v5e:4x4", (16, 1, 1), None, r"has 3 axes, and axis_names has 2: a, b"),
         ("v5e:4x4", (7, 2), None, r"no block of v5e:4x4 has 14 devices: .*at most 4 x 4"),
-        ("v5e:2*4x4", (4, 5), None, r"does not fill whole slices: one of .* has 16 devices"),
-        ("v5e:2*4x4", (3, 8), {"a": 2}, r"does not span slices so: a 2"),
-        ("v5e:2*4x4", (2, 16), {"z": 2}, r"slices are told for z; the axes are a, b"),
-        ("h100:2x8", (2, 8), {"a": 2}, r"h100:2x8 has no slices to lay along a"),
+        ("v5e:2*4x4", (4, 5), None, r"does not fill slices: one of .* has 16 devices"),
+        ("v5e:2*4x4", (3, 8), {"a": 2}, r"cannot span slices as a 2:"),
+        ("v5e:2*4x4", (2, 16), {"z": 2}, r"slices= has z, and the axes are a, b"),
+        ("h100:2x8", (2, 8), {"a": 2}, r"h100:2x8 has no slices for axes a:"),
     ],
 )
 def test_what_does_not_fit_is_told(text, shape, slices, message):

@@ -1,4 +1,4 @@
-"""Plans and axes in a word: what `--plan fsdp,tensor --axes data=16,model=16` stands for.
+"""Plans and axes by name: the meaning of `--plan fsdp,tensor --axes data=16,model=16`.
 
 >>> axes = {"data": 16, "model": 16}
 >>> plan_of("data", axes)
@@ -7,8 +7,8 @@ Plan({}, default=None, inputs={'*': ('data',)})
 >>> written.spec_for("layers.0.mlp.up_proj.weight", (14336, 4096), abstract_mesh(axes))
 P('model', 'data')
 
-Each word takes the axis that is called so, or the first (`data`, `fsdp`) or last (the others) of
-the mesh. `fsdp=pod+data,tensor=model` names the axes.
+Each strategy uses the axis of its name, or the first (`data`, `fsdp`) or last (the others) of the
+mesh. `fsdp=pod+data,tensor=model` names the axes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from jax.sharding import AbstractMesh
 from isoshard.core.kit import CodedError, Order, Plan
 from isoshard.planner.machine.topologies import Topology
 
-WORDS: dict[str, tuple[str, ...]] = {
+STRATEGIES: dict[str, tuple[str, ...]] = {
     "data": ("data", "dp", "batch", "replica"),
     "fsdp": ("fsdp", "data", "dp", "batch"),
     "tensor": ("tensor", "tp", "model", "mp"),
     "sequence": ("sequence", "sp", "tensor", "tp", "model", "mp"),
     "expert": ("expert", "ep", "experts", "model", "mp"),
 }
-"""Words for plans, and the names of axes that each looks for, in this order."""
+"""Names of strategies, and the names of axes that each looks for, in this order."""
 
 _BATCH = ("data", "fsdp")
 _SHARED = ({"data", "fsdp"}, {"tensor", "sequence"})  # may use one axis together
@@ -38,11 +38,11 @@ _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class PlanCommandError(CodedError, code="ISO045"):
-    """What was asked for on the command line cannot be done; the message says what can."""
+    """An argument of the command line is invalid; the message says what is supported."""
 
 
-def is_words(text: str) -> bool:
-    """Whether a `--plan` is words, rather than `auto` or a name in a script."""
+def is_strategies(text: str) -> bool:
+    """Whether a `--plan` is names of strategies, not `auto` or a name in a script."""
     return text != "auto" and ":" not in text
 
 
@@ -52,33 +52,33 @@ def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
 
 
 def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Plan:
-    """Put a plan together.
+    """The plan of some strategies.
 
     Args:
-        text: words, with commas between; each may name its axes, as in "fsdp=pod+data".
+        text: names, separated by commas; each may name its axes, as in "fsdp=pod+data".
         axes: of the mesh.
         weights: the order of the axes of a `weight`, as of `Plan.tensor_parallel`.
 
     Raises:
-        PlanCommandError: a word or an axis is unknown, or two words want one axis.
+        PlanCommandError: a strategy or an axis is unknown, or two strategies use one axis.
     """
-    target = _wanted(text, axes)
+    target = _axes_by_strategy(text, axes)
     factors = []
-    for word, along in target.items():
-        axis = along[0] if len(along) == 1 else along
-        if word == "data" and set(along) <= set(target.get("fsdp", ())):
+    for strategy, chosen in target.items():
+        axis = chosen[0] if len(chosen) == 1 else chosen
+        if strategy == "data" and set(chosen) <= set(target.get("fsdp", ())):
             continue
-        if word == "tensor":
+        if strategy == "tensor":
             factors.append(Plan.tensor_parallel(axis, weights=weights))
-        elif word == "data":
+        elif strategy == "data":
             factors.append(Plan.data_parallel(axis))
-        elif word == "fsdp":
+        elif strategy == "fsdp":
             factors.append(Plan.fsdp(axis))
-        elif word == "sequence":
+        elif strategy == "sequence":
             factors.append(Plan.sequence_parallel(axis))
         else:
             factors.append(Plan.expert_parallel(axis))
-    batch = [name for word in _BATCH for name in target.get(word, ())]
+    batch = [name for strategy in _BATCH for name in target.get(strategy, ())]
     if batch and len(set(target) - set(_BATCH)) > 0:
         names = tuple(dict.fromkeys(batch))
         factors.append(Plan.batch_activations(names[0] if len(names) == 1 else names))
@@ -89,13 +89,14 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
 
 
 def spelled(text: str, axes: Mapping[str, int]) -> str:
-    """A plan in words, each with its axes.
+    """The strategies of a plan, each with its axes.
 
     Example:
         >>> spelled("fsdp,tensor", {"data": 16, "model": 16})
         'fsdp=data,tensor=model'
     """
-    return ",".join(f"{word}={'+'.join(along)}" for word, along in _wanted(text, axes).items())
+    by_strategy = _axes_by_strategy(text, axes)
+    return ",".join(f"{strategy}={'+'.join(names)}" for strategy, names in by_strategy.items())
 
 
 def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, int]:
@@ -103,13 +104,13 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
 
     Args:
         text: as in "data=16,model=16"; one size may be missing, as in "data,model=16". None: all
-            devices along "data", or, where the plan splits layers too, the last part of the
+            devices along "data", or, where the plan splits layers too, the last axis of the
             machine's grid along "model".
-        machine: what the mesh is over.
-        plan: the words of the plan, if it is given by words.
+        machine: of the mesh.
+        plan: the strategies of the plan, if it is given by name.
 
     Raises:
-        PlanCommandError: it is written otherwise, or the machine has other devices.
+        PlanCommandError: the text is invalid, or the machine has other devices.
 
     Example:
         >>> from isoshard.planner.machine.topologies import topology
@@ -119,9 +120,9 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
         {'data': 4, 'model': 8}
     """
     if text is None:
-        words = {axis.partition("=")[0] for axis in (plan or "").split(",")}
+        strategies = {axis.partition("=")[0] for axis in (plan or "").split(",")}
         last = machine.shape[-1]
-        if not words - set(_BATCH) & set(WORDS) or last == 1:
+        if not strategies - set(_BATCH) & set(STRATEGIES) or last == 1:
             return {"data": machine.size}
         if machine.size == last:
             last = next((n for n in (8, 4, 2) if machine.size % n == 0 and n < last), last)
@@ -156,7 +157,7 @@ def bytes_of(text: str) -> int:
     """Read a size of memory.
 
     Raises:
-        PlanCommandError: it is written otherwise.
+        PlanCommandError: the text is invalid.
 
     Example:
         >>> bytes_of("16GB"), bytes_of("16 GiB"), bytes_of("1.5G")
@@ -172,28 +173,28 @@ def bytes_of(text: str) -> int:
     return round(float(match[1]) * scale)
 
 
-def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """Words and the axes that they take."""
+def _axes_by_strategy(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """The strategies of a text and their axes."""
     target: dict[str, tuple[str, ...]] = {}
-    for axis in text.split(","):
-        word, named, along = (chunk.strip() for chunk in axis.partition("="))
-        if word not in WORDS:
-            close = difflib.get_close_matches(word, [*WORDS, "auto"], n=1)
+    for term in text.split(","):
+        strategy, has_names, names_text = (chunk.strip() for chunk in term.partition("="))
+        if strategy not in STRATEGIES:
+            close = difflib.get_close_matches(strategy, [*STRATEGIES, "auto"], n=1)
             raise PlanCommandError(
-                f"--plan {text!r}: no plan is called {word!r}"
+                f"--plan {text!r}: no plan is called {strategy!r}"
                 f"{f', did you mean {close[0]!r}?' if close else '.'} There are "
-                f"{', '.join(WORDS)}, with commas between, auto, and a plan of a script: "
+                f"{', '.join(STRATEGIES)}, with commas between, auto, and a plan of a script: "
                 "script.py:my_plan"
             )
-        if word in target:
-            raise PlanCommandError(f"--plan {text!r} says {word!r} twice")
-        names = tuple(along.split("+")) if named else _by_name(word, axes)
+        if strategy in target:
+            raise PlanCommandError(f"--plan {text!r} has {strategy!r} twice")
+        names = tuple(names_text.split("+")) if has_names else _by_name(strategy, axes)
         if unknown := [name for name in names if name not in axes]:
             raise PlanCommandError(
                 f"--plan {text!r}: the mesh has no axis {unknown[0]!r}; its axes are "
                 f"{', '.join(axes)}"
             )
-        target[word] = names
+        target[strategy] = names
     for first in target:
         for second in target:
             both = set(target[first]) & set(target[second])
@@ -206,8 +207,8 @@ def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     return target
 
 
-def _by_name(word: str, axes: Mapping[str, int]) -> tuple[str, ...]:
-    for name in WORDS[word]:
+def _by_name(strategy: str, axes: Mapping[str, int]) -> tuple[str, ...]:
+    for name in STRATEGIES[strategy]:
         if name in axes:
             return (name,)
-    return (next(iter(axes)) if word in _BATCH else list(axes)[-1],)
+    return (next(iter(axes)) if strategy in _BATCH else list(axes)[-1],)
