@@ -102,9 +102,6 @@ class Arrival:
     def expect(self, reads: Sequence[ReadItem]) -> None:
         """Check that the reads cover every shard; a tensor without shards is written at once.
 
-        Args:
-            reads: all that will be committed.
-
         Raises:
             CheckpointError: they do not.
         """

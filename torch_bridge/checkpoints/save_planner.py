@@ -155,9 +155,6 @@ def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
     Later changes of the tensors, and donation of their buffers, are not seen. The result serves
     `SPMDSavePlanner` in place of the state dict.
 
-    Args:
-        state_dict: nested.
-
     Returns:
         `HostShards` for sharded tensors, CPU tensors for others, pickles for other values.
     """
@@ -167,9 +164,6 @@ def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
 
 def sharded_cpu_state_dict(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
     """Copy every tensor of a state dict to the host, sharded tensors as shards.
-
-    Args:
-        state_dict: nested.
 
     Returns:
         As `snapshot`, but values that are no tensors stay as they are.

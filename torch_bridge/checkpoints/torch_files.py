@@ -157,12 +157,7 @@ class Writer(FileSystemWriter):
         return self._name
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the items of a plan; torch's own threads would lose an error.
-
-        Args:
-            plan: of this process.
-            planner: gives the data.
-        """
+        """Write the items of a plan; torch's own threads would lose an error."""
         plans = [
             dataclasses.replace(plan, items=items, storage_data=self._prefix(plan, thread))
             for thread, items in enumerate(_shares(plan.items, self._threads))
@@ -198,12 +193,7 @@ class Reader(FileSystemReader):
         self.path = folder
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the saved shards that a plan names, each once and in the order of the file.
-
-        Args:
-            plan: of this process.
-            planner: takes the data.
-        """
+        """Read the saved shards that a plan names, each once and in the order of the file."""
         chunks_by_file: dict[str, dict[tuple[int, int], list[Any]]] = {}
         for item in plan.items:
             info: Any = self.storage_data[item.storage_index]

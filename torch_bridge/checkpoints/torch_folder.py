@@ -67,9 +67,6 @@ def write(root: str, folder: str, leaves: Mapping[str, Any]) -> dict[str, Sum]:
         root: where the folder is.
         folder: its name.
         leaves: pairs by name: an array with the name of its logical dtype, or another value.
-
-    Returns:
-        The sums of its files.
     """
     state = {name: _tensor(value, dtype) for name, (value, dtype) in leaves.items()}
     return protocol.write(LocalStore(root), folder, state, ProcessGroup(), 1, folder)

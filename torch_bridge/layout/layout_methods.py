@@ -30,9 +30,6 @@ def body_of(method: str) -> Callable[[Body], Body]:
 
     For methods that are written with tensors: their modules import the class, so the class cannot
     import them. It has the method with its signature and docstring.
-
-    Args:
-        method: its name.
     """
 
     def register(body: Body) -> Body:

@@ -266,12 +266,7 @@ def annotated(
 
 
 def take_over(tensor: lazy_tensor.LazyTensor, before: Sharding | None) -> None:
-    """Mark the new memory of a tensor as its old memory, unless it has a mark itself.
-
-    Args:
-        tensor: with the new memory.
-        before: the mark of the old memory.
-    """
+    """Mark the new memory of a tensor as its old memory, unless it has a mark itself."""
     if before is None or marked(tensor) is not None:
         return
     shape = tuple(tensor.shape)

@@ -45,9 +45,6 @@ def put(
         name_of: names a device.
         to_host: a tensor's elements in the dtype of `u`.
 
-    Returns:
-        An array with the same sharding.
-
     Raises:
         RuntimeError: shards are missing, or have other sizes.
     """

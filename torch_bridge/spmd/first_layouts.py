@@ -49,22 +49,14 @@ def mark_for_now(
 
 
 def note_for_now(tensor: XLAShardedTensor) -> None:
-    """Record the sharding of a marked tensor as preliminary: a search may change it.
-
-    Args:
-        tensor: marked.
-    """
+    """Record the sharding of a marked tensor as preliminary: a search may change it."""
     present = marks.placed(tensor)
     if present is not None:
         _PRELIMINARY[tensor._storage] = present
 
 
 def user_sharding(tensor: torch.Tensor) -> marks.Sharding | None:
-    """The sharding that the user marked a tensor with; None without a mark.
-
-    Args:
-        tensor: on any device.
-    """
+    """The sharding that the user marked a tensor with; None without a mark."""
     if not isinstance(tensor, XLAShardedTensor) or marks.marked(tensor) is None:
         return None
     present = marks.placed(tensor)
@@ -72,12 +64,7 @@ def user_sharding(tensor: torch.Tensor) -> marks.Sharding | None:
 
 
 def request_plan(module: torch.nn.Module, mesh: MeshLike) -> None:
-    """Request a plan for a module, from the first compiled step that uses it.
-
-    Args:
-        module: with the parameters.
-        mesh: of the plan.
-    """
+    """Request a plan for a module, from the first compiled step that uses it."""
     _REQUESTED[module] = mesh_from(mesh)
 
 

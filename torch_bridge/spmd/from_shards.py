@@ -40,9 +40,6 @@ def tensor_from_shards(
         shape: of the global tensor. Where it is less than that of the shards together, the end of
             the last ones is padding; by default there is none.
 
-    Returns:
-        A tensor on the device.
-
     Raises:
         ShardingError: a `RuntimeError` as well; there are too few or too many shards, they differ
             in shape or dtype, or their shape does not fit that of the tensor.

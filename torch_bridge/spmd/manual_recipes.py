@@ -87,13 +87,7 @@ def joined_shape(
 def restacked_shape(
     shape: Sequence[int], mesh: jax.sharding.Mesh, axes: Sequence[str]
 ) -> tuple[int, ...]:
-    """The shape of stacked shards once they are over other axes.
-
-    Args:
-        shape: of the stacked shards.
-        mesh: the devices.
-        axes: the other axes.
-    """
+    """The shape of stacked shards once they are over other axes."""
     return (devices_along(mesh, axes), *shape[1:])
 
 
@@ -113,12 +107,7 @@ def block_counts(
 
 
 def devices_along(mesh: jax.sharding.Mesh, axes: Sequence[str]) -> int:
-    """The number of devices along some axes of a mesh.
-
-    Args:
-        mesh: the devices.
-        axes: the names.
-    """
+    """The number of devices along some axes of a mesh."""
     return math.prod(mesh.shape[name] for name in axes)
 
 
@@ -225,11 +214,6 @@ def summable(shard: jax.Array, mesh: jax.sharding.Mesh, axes: Sequence[str]) -> 
 
     XLA's compiler for CPUs ends the process at a sum of 16-bit numbers along some axes of a mesh,
     where others are the partitioner's (jaxlib 0.10.2); so such sums are taken in 32 bits.
-
-    Args:
-        shard: one device's.
-        mesh: the devices.
-        axes: those that the shards are over.
     """
     dtype = shard.dtype
     is_on_cpu = mesh.devices.flat[0].platform == "cpu"

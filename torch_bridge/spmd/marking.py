@@ -195,11 +195,6 @@ def layout_for(
 ) -> jax.sharding.NamedSharding:
     """The sharding of a spec for a shape; its axes need not divide.
 
-    Args:
-        shape: of the tensor.
-        mesh: the mesh.
-        partition_spec: must have one entry per axis, if it is a sequence.
-
     Raises:
         SpecError: as `mark_sharding`.
     """

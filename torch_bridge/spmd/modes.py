@@ -39,11 +39,6 @@ def auto_spmd() -> bool:
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether an environment variable is `true` or a number above 0.
-
-    Args:
-        name: of the variable.
-        default: its value if it is not set.
-    """
+    """Whether an environment variable is `true` or a number above 0."""
     flag = os.environ.get(name, default)
     return flag == "true" or (flag.isdigit() and int(flag) > 0)

@@ -18,11 +18,6 @@ def argument_sharder(
 ) -> capture.ShardArguments | None:
     """Shard a step automatically before its first call, if that was requested.
 
-    Args:
-        step: the step.
-        args: of its first call.
-        kwargs: likewise.
-
     Returns:
         A function that shards the arguments of each call; None if no plan was requested.
 

@@ -33,9 +33,6 @@ from .op_sharding import OpSharding
 def full_to_shard_shape(t: torch.Tensor) -> ManualTensor:
     """Each device's shard of a tensor, as a manual tensor.
 
-    Args:
-        t: on the device, marked.
-
     Returns:
         A tensor of the shape of one shard.
 
@@ -56,12 +53,6 @@ def shard_to_full_shape(
     t: torch.Tensor, sharding: OpSharding, shape: Sequence[int], dtype: torch.dtype
 ) -> XLAShardedTensor:
     """The global tensor of the shards of a manual tensor.
-
-    Args:
-        t: manual.
-        sharding: of the result.
-        shape: of the result.
-        dtype: of the result.
 
     Raises:
         ShardingError: a `RuntimeError` as well where `t` is not manual; its shards have other

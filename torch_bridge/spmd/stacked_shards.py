@@ -52,9 +52,6 @@ class ManualLeaves:
     def stacked(self, values: Opaque) -> Any:
         """The tree with stacked tensors for manual ones.
 
-        Args:
-            values: a tree of the same kinds, from the first leaf on.
-
         Raises:
             TypeError: a leaf is of another kind.
             NoLongerReplicated: shards differ that were replicated; from now on they count as

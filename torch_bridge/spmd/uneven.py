@@ -44,10 +44,6 @@ class UnevenWarning(CodedWarning, code="ISO055"):
 def even_with_warning(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Sharding | None]:
     """The requested sharding without the axes that do not divide, with a warning if there are some.
 
-    Args:
-        sharding: the requested one.
-        shape: of the tensor.
-
     Returns:
         The even sharding, and the requested one if that is another, else None. The warning is given
         once per line of user code, and counted.
@@ -82,13 +78,7 @@ def _constrained_evenly(t: DeviceTensor, sharding: Sharding) -> Any:
 def even_layout(
     sharding: Sharding, shape: Sequence[int], name: str = "tensor"
 ) -> tuple[Sharding, str]:
-    """The sharding without the axes that do not divide, and the error message for these, or "".
-
-    Args:
-        sharding: the requested one.
-        shape: of the tensor.
-        name: of the tensor, for messages.
-    """
+    """The sharding without the axes that do not divide, and the error message for these, or ""."""
     mesh = mesh_of(sharding)
     try:
         check_even(sharding.spec, mesh, shape, name=name)

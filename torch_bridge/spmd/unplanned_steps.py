@@ -41,12 +41,7 @@ def compiled() -> None:
 
 
 def warn_unplanned(where: str, reason: str) -> None:
-    """Warn of a step that cannot be planned, and report it.
-
-    Args:
-        where: the step's line.
-        reason: why.
-    """
+    """Warn of a step that cannot be planned, and report it."""
     metrics.record_plan(where, f"none: {reason}")
     warnings.warn(
         f"{where}: automatic sharding cannot plan this step: {reason} Its tensors are sharded as "

@@ -48,9 +48,6 @@ def split_batch(batch: Any, mesh: Any, axes: Any) -> Any:
             axes, or have a number of rows that does not divide are not changed.
         mesh: the mesh.
         axes: the mesh axis, or several, outermost first; None splits nothing.
-
-    Returns:
-        The batch, whose tensors are marked.
     """
     names = axis_names(axes)
     if names:

@@ -54,12 +54,7 @@ def register() -> None:
 
 
 def warn_cpu_chosen(library: str, how_to_choose: str) -> None:
-    """Warn that a library has chosen the CPU.
-
-    Args:
-        library: its name.
-        how_to_choose: how to choose the device in it.
-    """
+    """Warn that a library has chosen the CPU."""
     warnings.warn(
         f"{library} has chosen the CPU, although the jax device is available: {how_to_choose}",
         DeviceChoiceWarning,

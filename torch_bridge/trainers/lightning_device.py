@@ -13,10 +13,6 @@ from .device_choice import warn_cpu_chosen
 def register_accelerator(connector: Any, accelerators: Any) -> None:
     """Register the accelerator, and let a connector that has chosen it put tensors there.
 
-    Args:
-        connector: Lightning's class that turns arguments into a strategy.
-        accelerators: Lightning's package of accelerators that goes with it.
-
     Raises:
         PrivateNameError: the connector lacks a method that is replaced; nothing is.
     """
