@@ -84,7 +84,7 @@ def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     typed = explicit_mesh or typed_mesh(tensors)
     for output, layout in zip(outputs, results, strict=True):
         if isinstance(layout, BlockLayout) or (layout is not None and explicit_mesh is not None):
-            marks.lies(output, layout_on(layout, typed))
+            marks.mark_result(output, layout_on(layout, typed))
     return jax.tree.unflatten(tree, outputs)
 
 

@@ -159,8 +159,8 @@ from .spmd.distribute import convert_to_xla_mesh as convert_to_xla_mesh
 from .spmd.distribute import convert_to_xla_partition_spec as convert_to_xla_partition_spec
 from .spmd.distribute import xla_distribute_module as xla_distribute_module
 from .spmd.distribute import xla_distribute_tensor as xla_distribute_tensor
-from .spmd.first_layouts import ask_for_plan as ask_for_plan
 from .spmd.first_layouts import mark_for_now as mark_for_now
+from .spmd.first_layouts import request_plan as request_plan
 from .spmd.gradients import MarkShardingFunction as MarkShardingFunction
 from .spmd.gradients import mark_sharding_with_gradients as mark_sharding_with_gradients
 from .spmd.hybrid import HybridMesh as HybridMesh
@@ -189,7 +189,7 @@ from .spmd.optimization_barrier import (
     apply_backward_optimization_barrier as apply_backward_optimization_barrier,
 )
 from .spmd.optimization_barrier import optimization_barrier_ as optimization_barrier_
-from .spmd.sharding_alike import shard_as as shard_as
+from .spmd.same_sharding import shard_as as shard_as
 from .spmd.sharding_strings import sharding_spec_of as sharding_spec_of
 from .spmd.specs import ShardingSpec as ShardingSpec
 from .spmd.uneven import UnevenWarning as UnevenWarning

@@ -1,4 +1,4 @@
-"""torch's side of weights: modules filled with arrays, and called on them.
+"""Weights of torch modules: modules filled with arrays, and called on arrays.
 
 >>> import jax.numpy as jnp
 >>> model = torch.nn.Linear(2, 3, device="meta")         # no memory yet
@@ -34,8 +34,8 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     """Give a module new weights, without copying them.
 
     Every parameter and persistent buffer becomes a tensor on the device `jax` with the layout of
-    its array, also in a module on `meta`; other buffers move there. Parameters stay the same
-    objects where they can, and tied ones stay tied. All is looked at before anything is changed.
+    its array, also in a module on `meta`; other buffers move there. Parameters remain the same
+    objects where possible, and tied ones remain tied. All weights are checked before any change.
 
     Args:
         module: changed in place.
@@ -52,40 +52,42 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
         >>> model(torch.ones(1, 2, device="jax")).item()
         2.0
     """
-    places = _places(module)
-    own = {name: tensor for name, (_, _, tensor) in places.items()}
+    slots = _slots(module)
+    tensors = {name: tensor for name, (_, _, tensor) in slots.items()}
     names: dict[int, list[str]] = {}
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         names.setdefault(id(tensor), []).append(name)
-    kept = set(module.state_dict(keep_vars=True))
-    faults = [
+    persistent = set(module.state_dict(keep_vars=True))
+    errors = [
         f"{name} {tuple(array.shape)}: {type(module).__name__} has no such weight"
         for name, array in weights.items()
-        if name not in kept or name not in own
+        if name not in persistent or name not in tensors
     ]
     chosen: dict[int, Any] = {}
     for key, called in names.items():
-        given = {id(weights[name]): name for name in called if name in weights}
-        tensor = own[called[0]]
-        if len(given) > 1:
-            faults.append(f"{', '.join(given.values())}: are one weight, and given were several")
-        elif given:
-            [name] = given.values()
+        passed = {id(weights[name]): name for name in called if name in weights}
+        tensor = tensors[called[0]]
+        if len(passed) > 1:
+            errors.append(
+                f"{', '.join(passed.values())}: are one weight, and several arrays were passed"
+            )
+        elif passed:
+            [name] = passed.values()
             chosen[key] = weights[name]
-            faults += _fault(name, tensor, weights[name])
-        elif kept & {*called}:
-            faults.append(f"{called[0]} {tuple(tensor.shape)}: is missing")
+            errors += _mismatches(name, tensor, weights[name])
+        elif persistent & {*called}:
+            errors.append(f"{called[0]} {tuple(tensor.shape)}: is missing")
         elif tensor.device.type == "meta":
-            faults.append(f"{called[0]} {tuple(tensor.shape)}: is no weight, and still on meta")
-    raise_listed(f"the weights do not fit {type(module).__name__}", faults)
-    moved = {key: _tensor(array, own[names[key][0]]) for key, array in chosen.items()}
-    found = [place for place in swap_parameters.parameters(module) if id(place[2]) in moved]
-    swap_parameters.replace([(place, moved[id(place[2])]) for place in found])
-    for holder, key, tensor in places.values():
+            errors.append(f"{called[0]} {tuple(tensor.shape)}: is no weight, and still on meta")
+    raise_listed(f"the weights do not fit {type(module).__name__}", errors)
+    moved = {key: _tensor(array, tensors[names[key][0]]) for key, array in chosen.items()}
+    moved_slots = [slot for slot in swap_parameters.parameters(module) if id(slot[2]) in moved]
+    swap_parameters.replace([(slot, moved[id(slot[2])]) for slot in moved_slots])
+    for table, key, tensor in slots.values():
         if not isinstance(tensor, torch.nn.Parameter):
             if id(tensor) not in moved:
                 moved[id(tensor)] = tensor.to("jax")
-            holder[key] = moved[id(tensor)]
+            table[key] = moved[id(tensor)]
 
 
 def on_arrays(module: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
@@ -119,7 +121,7 @@ def on_arrays(module: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """In the dtype that it has, which for JAX's arrays may be too wide."""
+    """The tensor in its own dtype, which for JAX's arrays may be too wide."""
     return to_numpy(tensor.detach().cpu())
 
 
@@ -130,8 +132,8 @@ def _device(module: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def _places(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
-    """Where every parameter and buffer stands, by each of its names."""
+def _slots(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str, torch.Tensor]]:
+    """The table and key of every parameter and buffer, with the tensor, by each of its names."""
     return {
         f"{path}.{key}" if path else key: (holder, key, tensor)
         for path, child in module.named_modules(remove_duplicate=False)
@@ -141,14 +143,16 @@ def _places(module: torch.nn.Module) -> dict[str, tuple[dict[str, Any], str, tor
     }
 
 
-def _fault(name: str, tensor: torch.Tensor, array: Any) -> list[str]:
-    found = []
+def _mismatches(name: str, tensor: torch.Tensor, array: Any) -> list[str]:
+    errors = []
     if tuple(array.shape) != tuple(tensor.shape):
-        found.append(f"{name}: shape {tuple(array.shape)}, wanted {tuple(tensor.shape)}")
+        errors.append(f"{name}: shape {tuple(array.shape)}, wanted {tuple(tensor.shape)}")
     want = physical_dtype(tensor.dtype)
     if array.dtype not in (want, jax_dtype(want)):
-        found.append(f"{name}: dtype {array.dtype}, wanted {want}; convert the module or the array")
-    return found
+        errors.append(
+            f"{name}: dtype {array.dtype}, wanted {want}; convert the module or the array"
+        )
+    return errors
 
 
 def _tensor(array: Any, like: torch.Tensor) -> torch.Tensor:

@@ -166,7 +166,7 @@ def _marked(tensor: Any, result: Result, mesh: Mesh, typed: Mesh | None) -> Any:
     layout: Any = sharding
     if any(size is not None for size in result.sizes):
         layout = BlockLayout.plan(result.shape, mesh, sharding, result.sizes)
-    marks.lies(tensor, layout_on(layout, typed))
+    marks.mark_result(tensor, layout_on(layout, typed))
     return tensor
 
 

@@ -118,7 +118,7 @@ def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shar
         else:
             behind_it.place(result)
             return BatchLayouts(step, result)
-    unplanned_steps.tell(line_of(step), reason)
+    unplanned_steps.warn_unplanned(line_of(step), reason)
     return _nothing
 
 
@@ -140,7 +140,7 @@ class _Behind:
             for model in models_of(self.reached, self.arguments)
             if any(True for _ in modules.tensors(model.module))
         ]
-        meshes = [first_layouts.mesh_asked_for(model.module.modules()) for model in self.models]
+        meshes = [first_layouts.requested_mesh(model.module.modules()) for model in self.models]
         self.mesh_asked_for = next((mesh for mesh in meshes if mesh is not None), None)
         self.wanted = [
             model
@@ -196,7 +196,7 @@ class _Behind:
         moved = 0
         for tensor in [t for axis in self.wanted for _, t in modules.tensors(axis.module)]:
             sharding = layouts[id(tensor)].layout
-            if isinstance(tensor, XLAShardedTensor) and first_layouts.said_by_user(tensor) is None:
+            if isinstance(tensor, XLAShardedTensor) and first_layouts.user_sharding(tensor) is None:
                 for one in (tensor, *self._following(tensor)):
                     marks.annotate(one, sharding)
                     first_layouts.note_for_now(one)
@@ -220,7 +220,7 @@ class _Behind:
         )
 
     def _said(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, NamedSharding]:
-        result = {name: first_layouts.said_by_user(tensor) for name, tensor in tensors.items()}
+        result = {name: first_layouts.user_sharding(tensor) for name, tensor in tensors.items()}
         return {name: one for name, one in result.items() if one is not None}
 
     def _as_they_lie(self, model: FoundModel, mesh: Mesh) -> dict[str, NamedSharding]:
@@ -305,7 +305,7 @@ def _constraints(model: FoundModel, result: SearchResult) -> ActivationConstrain
         return None
     for child in module.modules():
         for hook in (*forward_pre_hooks(child).values(), *forward_hooks(child).values()):
-            if hasattr(hook, "alike"):
+            if hasattr(hook, "constraint_key"):
                 return None
     return ActivationConstraints(module, result.mesh, plan)
 

@@ -219,9 +219,9 @@ def _without_constraints(model: FoundModel) -> list[tuple[dict[int, Any], dict[i
     taken = []
     for module in model.module.modules():
         for hooks in (forward_pre_hooks(module), forward_hooks(module)):
-            if any(hasattr(hook, "alike") for hook in hooks.values()):
+            if any(hasattr(hook, "constraint_key") for hook in hooks.values()):
                 taken.append((hooks, dict(hooks)))
-                for key in [key for key, hook in hooks.items() if hasattr(hook, "alike")]:
+                for key in [key for key, hook in hooks.items() if hasattr(hook, "constraint_key")]:
                     del hooks[key]
     return taken
 

@@ -184,7 +184,7 @@ def test_the_longest_axis_that_divides_is_split():
 
 
 def test_what_does_not_divide_stays_whole_with_a_warning():
-    with pytest.warns(UnevenWarning, match=r"\(10, 12\).*axis 1 has size 12.*stay whole"):
+    with pytest.warns(UnevenWarning, match=r"\(10, 12\).*axis 1 has size 12.*are replicated along"):
         model = FSDPv2(Identity(torch.zeros(10, 12)), mesh=FLAT)
     assert model.weight.named_sharding.spec == P()
     assert model.weight.sharding_spec == "{devices=[1,8]0,1,2,3,4,5,6,7}"

@@ -101,7 +101,7 @@ def test_what_is_not_distributed():
     t = xs.xla_distribute_tensor(data(8, 8), mesh, [Shard(0), Replicate()])
     with pytest.raises(ShardingError, match=r"marked .* already"):
         xs.xla_distribute_tensor(t, mesh, [Shard(1), Replicate()])
-    with pytest.raises(ShardingError, match=r"one process's part.*full_tensor\(\)"):
+    with pytest.raises(ShardingError, match=r"one process's shard.*full_tensor\(\)"):
         xs.xla_distribute_tensor(data(8).as_subclass(DTensor), mesh)
 
 

@@ -133,9 +133,13 @@ def test_both_are_differentiable_and_laid_out_inside_a_program(mesh):
 def test_no_pair_of_trees():
     for a, b, message in (
         ([1], [1, 2], "two trees of one structure"),
-        ([None], [torch.ones(2)], r"None in both places; corresponding are None and a tensor on"),
-        ([3], [3], "None in both places; corresponding are 3 and 3"),
-        (data(2).to("jax"), data(3).to("jax"), r"\(2,\) meets \(3,\)"),
+        (
+            [None],
+            [torch.ones(2)],
+            r"None in both trees; corresponding leaves are None and a tensor on",
+        ),
+        ([3], [3], "None in both trees; corresponding leaves are 3 and 3"),
+        (data(2).to("jax"), data(3).to("jax"), r"one shape, not \(2,\) and \(3,\)"),
     ):
         with pytest.raises(ShardingError, match=message):
             xs.shard_as(a, b)
@@ -277,7 +281,7 @@ def test_pieces_make_the_tensor_they_were_cut_from():
         assert made.tolist() == [0, 1, 2, 3] and made.sharding_spec == "{replicated}"
 
 
-@pytest.mark.filterwarnings("ignore:.*Its buffers stay whole:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*Its buffers are replicated along such axes:UserWarning")
 def test_filling_at_the_end_is_left_out_and_what_pieces_do_not_make_is_refused():
     pieces, row = list(torch.arange(64).split(8)), ROW.get_op_sharding((0,))
     for size in (64, 63, 57):
@@ -285,13 +289,13 @@ def test_filling_at_the_end_is_left_out_and_what_pieces_do_not_make_is_refused()
         assert torch.equal(made.cpu(), torch.arange(size))
         assert made.sharding_spec == "{devices=[8]0,1,2,3,4,5,6,7}"
     for size in ((65,), (56,), (1,), (8, 8)):
-        with pytest.raises(RuntimeError, match=r"does not lie in pieces of shape \(8,\)") as caught:
+        with pytest.raises(RuntimeError, match=r"has no shards of shape \(8,\)") as caught:
             made_of(pieces, row, torch.Size(size))
         assert isinstance(caught.value, ShardingError)
         assert "one of shape (64,)" in str(caught.value)
     seven = [torch.arange(8)] * 7
     for wrong in (seven, [*seven, torch.arange(7)], [*seven, torch.arange(8.0)]):
-        with pytest.raises(RuntimeError, match="give one for each, all alike"):
+        with pytest.raises(RuntimeError, match="pass one for each, all of one shape and dtype"):
             made_of(wrong, row)
     with pytest.raises(RuntimeError, match="an entry for each of its axes"):
         made_of([torch.ones(1, 1)] * 8, row)

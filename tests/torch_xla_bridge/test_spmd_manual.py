@@ -260,7 +260,7 @@ def test_what_makes_no_region():
         xs.enable_manual_sharding(data(8, 4), ("x", None))
     with pytest.raises(ShardingError, match=r"\(8, 4\) is not in one; begin it with"):
         xs.disable_manual_sharding(t, ("x", "y"), (8, 4))
-    with pytest.raises(ShardingError, match=r"pieces of shape \(8, 1\), and these have \(4, 1\)"):
+    with pytest.raises(ShardingError, match=r"shards of shape \(8, 1\), and these have \(4, 1\)"):
         xs.disable_manual_sharding(piece, (None, "y"), (8, 4))
     turned = xs.Mesh(list(range(8))[::-1], (2, 4), ("x", "y"))
     with pytest.raises(ShardingError, match="ends over the mesh it began with"):
@@ -268,5 +268,7 @@ def test_what_makes_no_region():
     with pytest.raises(ShardingError, match="two meshes"):
         piece + xs.enable_manual_sharding(t, ("x", "y"), mesh=turned)
     xs.set_global_mesh(None)
-    with pytest.raises(ShardingError, match=r"no mesh is given and none is set.*set_global_mesh"):
+    with pytest.raises(
+        ShardingError, match=r"no mesh is passed and no global mesh.*set_global_mesh"
+    ):
         xs.enable_manual_sharding(t, ("x", "y"))

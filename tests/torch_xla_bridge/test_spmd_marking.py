@@ -249,7 +249,7 @@ def quiet():
 
 def test_the_warning_names_what_does_not_divide_and_is_counted(mesh, counted):
     t = data(7, 4).to("jax")
-    with pytest.warns(UnevenWarning, match=r"axis 0 has size 7.*2 shards.*Pad it to 8.*whole"):
+    with pytest.warns(UnevenWarning, match=r"axis 0 has size 7.*2 shards.*Pad it to 8.*replicated"):
         xs.mark_sharding(t, mesh, ("x", "y"))
     assert counted("uneven_marks") == 1
     assert t.named_sharding.spec == P(None, "y")
@@ -387,15 +387,15 @@ def test_pieces_keep_the_dtype_and_can_be_loaded(mesh):
 def test_what_cannot_be_loaded(mesh):
     t = marked(torch.arange(8.0), mesh, (("x", "y"),))
     shards = t.local_shards
-    with pytest.raises(RuntimeError, match=r"7 pieces.*8 devices.*one for each"):
+    with pytest.raises(RuntimeError, match=r"7 shards.*8 devices.*one for each"):
         t.load_local_shards_(shards[:-1])
-    with pytest.raises(RuntimeError, match="8 pieces"):
+    with pytest.raises(RuntimeError, match="8 shards"):
         t.load_local_shards_([*shards[:-1], shards[0]])
     wide = [xs.XLAShard(torch.ones(2), s.indices, s.shard_device, 0) for s in shards]
     with pytest.raises(RuntimeError, match=r"has the shape \(1,\).*have \[\(2,\)\]"):
         t.load_local_shards_(wide)
     whole = marked(torch.arange(8.0), mesh, (None,))
-    with pytest.raises(RuntimeError, match="whole on every device"):
+    with pytest.raises(RuntimeError, match="that is replicated has no shards"):
         whole.load_local_shards_(whole.local_shards)
     with pytest.raises(RuntimeError, match=r"on no mesh.*mark it first"):
         torch.ones(8).to("jax").load_local_shards_(shards)

@@ -1,4 +1,4 @@
-"""A tensor on a mesh that is being filled from a checkpoint, shard by shard."""
+"""Filling a tensor on a mesh from a checkpoint, shard by shard."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class _ShardBuffer:
 
 
 class Arrival:
-    """Host memory for the shards of a tensor until each is complete, and then its devices.
+    """Host memory for the shards of a tensor until each is complete and goes to its devices.
 
-    When the last one is complete the tensor is written in place; it keeps mark, sharding and dtype.
+    When the last one is complete the tensor is written in place, with its mark, sharding and dtype.
     In blocks of unequal sizes the padding becomes zero.
 
     Args:
@@ -100,10 +100,7 @@ class Arrival:
         return not any(self._missing.values())
 
     def expect(self, reads: Sequence[ReadItem]) -> None:
-        """Check that the reads cover every shard; without shards there is nothing to wait for.
-
-        Args:
-            reads: all that will be committed.
+        """Check that the reads cover every shard; a tensor without shards is written at once.
 
         Raises:
             CheckpointError: they do not.
@@ -114,7 +111,7 @@ class Arrival:
         short = [tuple(at) for at, count in coming.items() if count != self._missing[at]]
         if short:
             raise CheckpointError(
-                f"{self.name}: the checkpoint holds only a part of this tensor of shape "
+                f"{self.name}: the checkpoint has only some elements of this tensor of shape "
                 f"{tuple(self._tensor.shape)}; the shards at {short} cannot be filled"
             )
         if self._buffers and not self._shards:  # only empty blocks here, and no read will come
@@ -126,7 +123,7 @@ class Arrival:
         return shard.buffer.memory(self._tensor.dtype)[shard.inside]
 
     def commit(self, read: ReadItem) -> None:
-        """Note a read that is done; the last one of all writes the tensor."""
+        """Record a completed read; the last one writes the tensor."""
         key = _offsets(read)
         count = math.prod(read.lengths)
         self._missing[key] -= count
@@ -142,9 +139,9 @@ class Arrival:
         start = chunk_at(index, self._shape)
         if start.offsets not in self._buffers:
             buffer = self._buffers[start.offsets] = _Buffer(tuple(start.sizes), [])
-            for part in valid_slices(index, self._shape, sizes):
-                chunk = chunk_of(part)
-                self._shards[chunk.offsets] = _ShardBuffer(chunk, part.inside, buffer)
+            for valid in valid_slices(index, self._shape, sizes):
+                chunk = chunk_of(valid)
+                self._shards[chunk.offsets] = _ShardBuffer(chunk, valid.inside, buffer)
                 self._missing[chunk.offsets] = math.prod(chunk.sizes)
                 buffer.valid += math.prod(chunk.sizes)
             buffer.waiting = buffer.valid

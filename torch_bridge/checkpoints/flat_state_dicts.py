@@ -1,4 +1,4 @@
-"""Nested state dicts as flat ones: the names under which a checkpoint holds their values.
+"""Nested state dicts as flat ones: the names of their values in a checkpoint.
 
 Dictionaries are always entered, lists only if they hold a tensor or a dictionary (as torch does, so
 that torch's own planners read what is written here):
@@ -76,17 +76,17 @@ def set_element(root: Any, path: Path, value: Any) -> None:
     >>> root
     {'groups': [None, {'lr': 0.5}]}
     """
-    here: Any = root
+    container: Any = root
     for key, following in zip(path, (*path[1:], None), strict=True):
         if isinstance(key, int):
-            here.extend([None] * (key + 1 - len(here)))
+            container.extend([None] * (key + 1 - len(container)))
         if following is None:
-            here[key] = value
+            container[key] = value
             return
-        inner: Any = here[key] if isinstance(key, int) else here.get(key)
+        inner: Any = container[key] if isinstance(key, int) else container.get(key)
         if inner is None:
-            inner = here[key] = [] if isinstance(following, int) else {}
-        here = inner
+            inner = container[key] = [] if isinstance(following, int) else {}
+        container = inner
 
 
 def map_values(function: Callable[[Any], Any], state_dict: Mapping[Any, Any]) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def _walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         for key, item in value.items():
             yield from _walk((*path, str(key)), item)
     elif isinstance(value, list) and _is_entered(value):
-        for number, item in enumerate(value):
-            yield from _walk((*path, number), item)
+        for index, item in enumerate(value):
+            yield from _walk((*path, index), item)
     else:
         yield path, value
 

@@ -1,7 +1,7 @@
-"""What `torch.distributed.checkpoint` reads for tensors on meshes: for every shard what it needs.
+"""A load planner of `torch.distributed.checkpoint` for tensors on meshes.
 
 The shardings of the checkpoint and of the tensors are independent: each shard reads its overlaps
-with the saved shards, and nothing of the rest.
+with the saved shards, and nothing else.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take the state dict to fill; executes what is recorded.
+        """Set the state dict to fill; executes recorded operations.
 
         Args:
             state_dict: nested.
@@ -100,7 +100,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         Raises:
             RuntimeError: the checkpoint lacks values of the state dict, or has other shapes; all of
                 them are named.
-            CheckpointError: the checkpoint holds only a part of a tensor.
+            CheckpointError: the checkpoint has only some elements of a tensor.
         """
         try:
             plan = super().create_local_plan()
@@ -138,7 +138,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         return arrival.buffer(index.offset or torch.Size())
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Note that a read is done; the last one of a tensor replaces its elements.
+        """Record a completed read; the last one of a tensor replaces its elements.
 
         Args:
             read_item: the read.
@@ -162,7 +162,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         return self.metadata.state_dict_metadata if self.metadata is not None else {}
 
     def _mismatches(self) -> list[str]:
-        """Everything in the state dict that the checkpoint does not have so."""
+        """Error messages for what differs between the state dict and the checkpoint."""
         saved = self._saved()
         errors = []
         for name, value in self.state_dict.items():

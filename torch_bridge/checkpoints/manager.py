@@ -1,4 +1,4 @@
-"""Checkpoints by step: saved whole or not at all, checked when they are restored."""
+"""Checkpoints by step: committed atomically, verified when they are restored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """Saves and restores checkpoints, each known by the step at which it was taken.
+    """Saves and restores checkpoints by step.
 
     A save that is interrupted, by whatever and wherever, leaves every earlier checkpoint as it was;
     what it left behind is ignored, and removed by the next manager. `restore` first compares every
@@ -268,10 +268,10 @@ class CheckpointManager:
                 f"{steps.store.full_path(folder)} holds the checkpoint of step {manifest.step}: it "
                 "was renamed or copied; give the folder the name of its step"
             )
-        mine = dict(sorted(manifest.files.items())[group.rank :: group.size])
+        assigned = dict(sorted(manifest.files.items())[group.rank :: group.size])
         errors = [
             error
-            for errors in group.all_gather(lambda: steps.check(folder, mine))
+            for errors in group.all_gather(lambda: steps.check(folder, assigned))
             for error in errors
         ]
         if errors:
@@ -322,9 +322,9 @@ def store_at(path: str | os.PathLike[str]) -> Store:
 
 def _at_least(least: int, name: str, value: Any) -> int:
     try:
-        number = operator.index(value)
+        integer = operator.index(value)
     except TypeError:
-        number = least - 1
-    if number < least:
+        integer = least - 1
+    if integer < least:
         raise ValueError(f"{name} is an integer of at least {least}, not {value!r}")
-    return number
+    return integer

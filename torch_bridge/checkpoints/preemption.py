@@ -1,7 +1,7 @@
-"""Learning that this process will be ended: SIGTERM is noted, and training goes on to save.
+"""Preemption: SIGTERM is recorded, and training continues until it has saved.
 
-The handler that was there before is called as well. Without one, SIGTERM no longer ends the process
-while someone watches; the grace period that a cluster gives is for the last checkpoint.
+The previous handler is called as well. Without one, SIGTERM no longer ends the process while a
+`Watch` is started; the grace period of a cluster is for the last checkpoint.
 
 >>> import os, signal
 >>> with Watch() as watch:
@@ -26,7 +26,7 @@ from isoshard.core.errors import DistributedError
 
 
 class Watch:
-    """Notes a SIGTERM from `start` until `stop`.
+    """Records a SIGTERM from `start` until `stop`.
 
     Attributes:
         reached: whether one arrived.
@@ -37,11 +37,11 @@ class Watch:
         self.reached = False
 
     def start(self) -> None:
-        """Watch from now on.
+        """Start watching.
 
         Raises:
-            RuntimeError: this is not the main thread, which alone can handle signals; or a handler
-                is there that Python cannot call.
+            RuntimeError: this is not the main thread, which alone can handle signals; or the
+                previous handler was not set from Python.
         """
         if self in _WATCHING:
             return
@@ -54,7 +54,7 @@ class Watch:
         _WATCHING.add(self)
 
     def stop(self) -> None:
-        """Watch no longer; the last one to stop puts the handler of before back."""
+        """Stop watching; the last `Watch` to stop restores the previous handler."""
         _WATCHING.discard(self)
         if not _WATCHING:
             _uninstall()
@@ -70,7 +70,7 @@ class Watch:
 
 
 def activate() -> None:
-    """Watch for SIGTERM until `deactivate`, for scripts that ask `sync_point_reached`.
+    """Watch for SIGTERM until `deactivate`, for scripts that call `sync_point_reached`.
 
     Raises:
         RuntimeError: as `Watch.start`.
@@ -79,7 +79,7 @@ def activate() -> None:
 
 
 def deactivate() -> None:
-    """Watch no longer, and forget whether SIGTERM arrived."""
+    """Stop watching, and reset whether SIGTERM arrived."""
     _of_scripts.stop()
     _of_scripts.reached = False
 
@@ -88,15 +88,15 @@ def sync_point_reached(step: int) -> bool:
     """Whether SIGTERM arrived since `activate`.
 
     Args:
-        step: of training; it makes no difference.
+        step: of training; ignored.
 
     Raises:
-        DistributedError: several processes run, which have to agree; ask
+        DistributedError: several processes run, which have to agree; use
             `CheckpointManager.reached_preemption`.
     """
     if jax.process_count() > 1:
         raise DistributedError(
-            "several processes have to agree where they stop, and this asks one of them; call "
+            "several processes have to agree where they stop, and this reads one of them; call "
             "CheckpointManager.reached_preemption(step) in each"
         )
     return _of_scripts.reached
@@ -122,7 +122,7 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
-    """Put the handler of before back, unless someone has put theirs on top of ours."""
+    """Restore the previous handler, unless another handler replaced this one."""
     global _installed
     on_top = signal.getsignal(signal.SIGTERM) is _handle
     if _installed and on_top and threading.current_thread() is threading.main_thread():
@@ -130,12 +130,12 @@ def _uninstall() -> None:
         _installed = False
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle(signal_number: int, frame: FrameType | None) -> None:
     watching = list(_WATCHING)
     for watch in watching:
         watch.reached = True
     if callable(_before):
-        _before(number, frame)
+        _before(signal_number, frame)
     elif not watching and _before == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal_number)

@@ -1,4 +1,4 @@
-"""Optimizers whose state exists before their first step, so that a checkpoint can fill it."""
+"""`prime_optimizer`: optimizer state before the first step, for a checkpoint to fill."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 def prime_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Make an optimizer's state by a step with zero gradients; parameters stay as they are.
+    """Create an optimizer's state by a step with zero gradients; parameters are not changed.
 
-    State is laid out as its parameter. It is that of one step: restore a checkpoint into it before
+    State is sharded as its parameter. It is that of one step: restore a checkpoint into it before
     training.
 
     Args:
-        optimizer: whose state a checkpoint shall fill.
+        optimizer: whose state a checkpoint is to fill.
 
     Returns:
         `optimizer` itself.
@@ -39,14 +39,14 @@ def prime_optimizer(optimizer: Optimizer) -> Optimizer:
         for parameter in group["params"]
         if parameter.requires_grad
     ]
-    kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
+    saved = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
     try:
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter, requires_grad=False)
         optimizer.step()
     finally:
         with torch.no_grad():
-            for parameter, (value, gradient) in zip(parameters, kept, strict=True):
+            for parameter, (value, gradient) in zip(parameters, saved, strict=True):
                 parameter.copy_(value)
                 parameter.grad = gradient
     runtime.sync()

@@ -18,7 +18,7 @@ from .torch_files import Files, Reader, Writer
 
 
 def expanded(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
-    """The state dict; modules, optimizers and the like in it become state dicts themselves."""
+    """The state dict, with the state dicts of modules, optimizers and other `Stateful`s in it."""
     return {
         key: value.state_dict() if isinstance(value, Stateful) else value
         for key, value in state_dict.items()
@@ -41,14 +41,14 @@ def write(
         state_dict: nested.
         group: that writes together.
         threads: of each process.
-        name: what the checkpoint calls itself, as the folder is still a temporary one.
+        name: of the checkpoint, as the folder is still a temporary one.
     """
     files = Files(store)
     writer = Writer(files, folder, threads, name)
     planner = SPMDSavePlanner()
     first = group.rank == 0
 
-    def plan_mine():
+    def plan_locally():
         planner.set_up_planner(state_dict, writer.storage_meta(), first)
         writer.set_up_storage_writer(first, rank=group.rank)
         return writer.prepare_local_plan(planner.create_local_plan())
@@ -57,10 +57,10 @@ def write(
         planned, metadata = planner.create_global_plan(local)
         return writer.prepare_global_plan(planned), metadata
 
-    local = group.gather(plan_mine)
+    local = group.gather(plan_locally)
     plans, metadata = group.broadcast(plan_all)
-    mine = planner.finish_plan(plans[group.rank])
-    results = group.gather(lambda: writer.write_data(mine, planner).wait())
+    plan = planner.finish_plan(plans[group.rank])
+    results = group.gather(lambda: writer.write_data(plan, planner).wait())
     group.broadcast(lambda: writer.finish(metadata, results))
     return {name: sum for sums in group.gather(lambda: files.sums) for name, sum in sums.items()}
 
@@ -79,15 +79,15 @@ def read(store: Store, folder: str, state_dict: STATE_DICT_TYPE, group: ProcessG
     first = group.rank == 0
     inner = expanded(state_dict)
 
-    def plan_mine():
+    def plan_locally():
         metadata = reader.read_metadata()
         planner.set_up_planner(inner, metadata, first)
         reader.set_up_storage_reader(metadata, first)
         return reader.prepare_local_plan(planner.create_local_plan())
 
-    plans = reader.prepare_global_plan(planner.create_global_plan(group.all_gather(plan_mine)))
-    mine = planner.finish_plan(plans[group.rank])
-    group.run(lambda: reader.read_data(mine, planner).wait())
+    plans = reader.prepare_global_plan(planner.create_global_plan(group.all_gather(plan_locally)))
+    plan = planner.finish_plan(plans[group.rank])
+    group.run(lambda: reader.read_data(plan, planner).wait())
     for key, value in list(state_dict.items()):
         if isinstance(value, Stateful):
             value.load_state_dict(inner[key])

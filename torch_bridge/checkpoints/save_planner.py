@@ -1,4 +1,4 @@
-"""What `torch.distributed.checkpoint` writes of tensors on meshes: every shard once.
+"""A save planner of `torch.distributed.checkpoint` for tensors on meshes: every shard once.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
@@ -71,7 +71,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take the state dict; executes what is recorded.
+        """Set the state dict; executes recorded operations.
 
         Args:
             state_dict: nested.
@@ -117,7 +117,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
         if isinstance(value, HostShards):
             return next(s.data for s in value.shards if s.chunk.offsets == index.offset)
         if isinstance(value, lazy_tensor.LazyTensor):
-            return host(self._held(value, index), value.dtype)
+            return host(self._shard(value, index), value.dtype)
         return value
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
@@ -131,7 +131,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
             return io.BytesIO(object.data)
         return super().transform_object(write_item, object)
 
-    def _held(self, tensor: lazy_tensor.LazyTensor, index: MetadataIndex) -> ShardElements:
+    def _shard(self, tensor: lazy_tensor.LazyTensor, index: MetadataIndex) -> ShardElements:
         """The buffer of a shard. Its array is cached until the last shard was read.
 
         The array of a view is computed; one that is cached for longer could not be donated.
@@ -155,9 +155,6 @@ def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
     Later changes of the tensors, and donation of their buffers, are not seen. The result serves
     `SPMDSavePlanner` in place of the state dict.
 
-    Args:
-        state_dict: nested.
-
     Returns:
         `HostShards` for sharded tensors, CPU tensors for others, pickles for other values.
     """
@@ -167,9 +164,6 @@ def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
 
 def sharded_cpu_state_dict(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
     """Copy every tensor of a state dict to the host, sharded tensors as shards.
-
-    Args:
-        state_dict: nested.
 
     Returns:
         As `snapshot`, but values that are no tensors stay as they are.
@@ -198,14 +192,14 @@ def _copied(value: Any) -> Any:
 
 def _items(name: str, value: Any) -> list[WriteItem]:
     if isinstance(value, HostShards):
-        shards = [StoredShard(shard.chunk, shard.number) for shard in value.shards]
+        shards = [StoredShard(shard.chunk, shard.index) for shard in value.shards]
         properties = value.properties
     else:
         shards = shards_of(value)
         properties = TensorProperties(dtype=value.dtype, requires_grad=value.requires_grad)
     return [
         WriteItem(
-            index=MetadataIndex(name, shard.chunk.offsets, shard.number),
+            index=MetadataIndex(name, shard.chunk.offsets, shard.index),
             type=WriteItemType.SHARD,
             tensor_data=TensorWriteData(
                 chunk=shard.chunk, properties=properties, size=value.size()

@@ -1,15 +1,15 @@
-"""The shards of a tensor that a checkpoint has: each once, on however many devices it is.
+"""The shards of a tensor in a checkpoint: each once, on however many devices it is.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
 >>> t = xs.mark_sharding(torch.arange(8).to("jax"), mesh, ("y",))     # each shard on two devices
->>> [(shard.chunk.offsets, shard.number) for shard in shards_of(t)]
+>>> [(shard.chunk.offsets, shard.index) for shard in shards_of(t)]
 [(torch.Size([0]), 0), (torch.Size([2]), 1), (torch.Size([4]), 2), (torch.Size([6]), 3)]
 >>> on_host(t).shards[1].data
 tensor([2, 3])
 
 The tensor is never gathered: a shard is read from the buffer of one device, on CPU devices without
-a copy. In blocks of unequal sizes a shard is what is valid in a buffer; empty blocks have none.
+a copy. In blocks of unequal sizes a shard has no padding; empty blocks have no shard.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class StoredShard:
 
     Attributes:
         chunk: offsets and sizes in the global tensor.
-        number: its index among the shards of this process, in mesh order, without empty ones.
+        index: its index among the shards of this process, in mesh order, without empty ones.
     """
 
     chunk: ChunkStorageMetadata
-    number: int
+    index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +50,12 @@ class HostShard:
 
     Attributes:
         chunk: offsets and sizes in the global tensor.
-        number: its index among the shards of this process, in mesh order.
+        index: its index among the shards of this process, in mesh order.
         data: the elements, a CPU tensor with memory of its own.
     """
 
     chunk: ChunkStorageMetadata
-    number: int
+    index: int
     data: torch.Tensor
 
 
@@ -96,8 +96,8 @@ def is_sharded(tensor: lazy_tensor.LazyTensor) -> bool:
 def shards_of(tensor: lazy_tensor.LazyTensor) -> list[StoredShard]:
     """The shards of a tensor on `jax` that this process writes: of replicas the first."""
     return [
-        StoredShard(chunk_of(shard.valid), number)
-        for number, shard in enumerate(local_elements(reading.stored_array(tensor)))
+        StoredShard(chunk_of(shard.valid), index)
+        for index, shard in enumerate(local_elements(reading.stored_array(tensor)))
         if shard.replica_id == 0
     ]
 
@@ -121,14 +121,14 @@ def host(shard: ShardElements, dtype: torch.dtype, *, copy: bool = False) -> tor
     if any(device.platform != "cpu" for device in shard.buffer.devices()):
         array = np.array(shard.buffer)
         metrics.record_transfer("device_to_host", array.nbytes, metrics.user_location())
-        view, mine = from_numpy(array, dtype), True
+        view, owned = from_numpy(array, dtype), True
     else:
-        view, mine = shard_to_torch(shard.buffer), False
+        view, owned = shard_to_torch(shard.buffer), False
     valid = view[shard.valid.inside]
     converted = valid.to(dtype)
     padded = valid.numel() < view.numel()
     return (
-        converted.clone() if converted is valid and (padded or (copy and not mine)) else converted
+        converted.clone() if converted is valid and (padded or (copy and not owned)) else converted
     )
 
 
@@ -140,8 +140,8 @@ def on_host(tensor: lazy_tensor.LazyTensor) -> HostShards | torch.Tensor:
         return host(shards[0], tensor.dtype, copy=True)
     return HostShards(
         [
-            HostShard(chunk_of(shard.valid), number, host(shard, tensor.dtype, copy=True))
-            for number, shard in enumerate(shards)
+            HostShard(chunk_of(shard.valid), index, host(shard, tensor.dtype, copy=True))
+            for index, shard in enumerate(shards)
             if shard.replica_id == 0
         ],
         tensor.size(),
@@ -149,9 +149,9 @@ def on_host(tensor: lazy_tensor.LazyTensor) -> HostShards | torch.Tensor:
     )
 
 
-def chunk_of(part: ValidSlice) -> ChunkStorageMetadata:
+def chunk_of(valid: ValidSlice) -> ChunkStorageMetadata:
     """The offsets and sizes of valid elements."""
     return ChunkStorageMetadata(
-        offsets=torch.Size([axis.start for axis in part.index]),
-        sizes=torch.Size([axis.stop - axis.start for axis in part.index]),
+        offsets=torch.Size([axis.start for axis in valid.index]),
+        sizes=torch.Size([axis.stop - axis.start for axis in valid.index]),
     )

@@ -1,11 +1,11 @@
 """torch's checkpoint files, written to and read from a `Store`.
 
-The format is that of `torch.distributed.checkpoint`, whose `FileSystemReader` reads it as well.
-Beside it, checksums are taken of what is written; several threads write, and an error in any of
-them is raised; a saved shard is read once, for however many shards that overlap with it.
+The format is that of `torch.distributed.checkpoint`, whose `FileSystemReader` reads it as well. In
+addition, checksums are computed while writing; several threads write, and an error in any of them
+is raised; a saved shard is read once, for all shards that overlap with it.
 
-Of what `FileSystemReader` keeps for its subclasses `storage_data` is used: per saved shard the
-file, the offset and the length.
+Of torch's `FileSystemReader` the attribute `storage_data` is used: for each saved shard its file,
+offset and length.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from .load_planner import SPMDLoadPlanner
 
 
 class _Summed(io.RawIOBase):
-    """Passes bytes on, and counts and sums them. Closing it leaves the file open.
+    """Writes to a file, counts the bytes and computes a checksum. Closing it leaves the file open.
 
     Attributes:
-        error: the first that the file raised; torch's zip writer would hide it behind its own.
+        error: the first error of the file, as torch's zip writer raises another one in its place.
     """
 
     def __init__(self, file: BinaryIO):
@@ -74,7 +74,7 @@ class _Summed(io.RawIOBase):
 
 
 class Files(FileSystemBase):
-    """A storage, as torch's writer and reader want to see a file system.
+    """A `Store` as the file system of torch's writer and reader.
 
     Attributes:
         sums: of the files written through it, by name.
@@ -121,7 +121,7 @@ class Files(FileSystemBase):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Any path will do."""
+        """True: any path is valid."""
         return True
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
@@ -140,7 +140,7 @@ class Writer(FileSystemWriter):
         files: where, and what takes the sums.
         folder: into which folder.
         threads: that write, each a file of its own.
-        name: what the checkpoint calls itself.
+        name: of the checkpoint, while its folder is a temporary one.
     """
 
     def __init__(self, files: Files, folder: str, threads: int, name: str):
@@ -153,34 +153,29 @@ class Writer(FileSystemWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """What the checkpoint calls itself: the folder is still a temporary one."""
+        """The name of the checkpoint: its folder is still a temporary one."""
         return self._name
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the items of a plan; torch's own threads would lose an error.
-
-        Args:
-            plan: of this process.
-            planner: gives the data.
-        """
-        parts = [
-            dataclasses.replace(plan, items=items, storage_data=self._prefix(plan, number))
-            for number, items in enumerate(_shares(plan.items, self._threads))
+        """Write the items of a plan; torch's own threads would lose an error."""
+        plans = [
+            dataclasses.replace(plan, items=items, storage_data=self._prefix(plan, thread))
+            for thread, items in enumerate(_shares(plan.items, self._threads))
         ]
         write = super().write_data
-        with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
-            done = list(pool.map(lambda part: write(part, planner).wait(), parts))
+        with concurrent.futures.ThreadPoolExecutor(len(plans)) as pool:
+            done = list(pool.map(lambda thread_plan: write(thread_plan, planner).wait(), plans))
         future: Future[list[WriteResult]] = Future()
         future.set_result([result for results in done for result in results])
         return future
 
     @staticmethod
-    def _prefix(plan: SavePlan, number: int) -> Any:
+    def _prefix(plan: SavePlan, thread: int) -> Any:
         """File names of a thread: `__0_1_0.distcp` for process 0, thread 1."""
-        given = plan.storage_data
-        return (
-            given if not number else dataclasses.replace(given, prefix=f"{given.prefix}{number}_")
-        )
+        storage_data = plan.storage_data
+        if not thread:
+            return storage_data
+        return dataclasses.replace(storage_data, prefix=f"{storage_data.prefix}{thread}_")
 
 
 class Reader(FileSystemReader):
@@ -198,18 +193,13 @@ class Reader(FileSystemReader):
         self.path = folder
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the saved shards that a plan names, each once and in the order of the file.
-
-        Args:
-            plan: of this process.
-            planner: takes the data.
-        """
-        wanted: dict[str, dict[tuple[int, int], list[Any]]] = {}
+        """Read the saved shards that a plan names, each once and in the order of the file."""
+        chunks_by_file: dict[str, dict[tuple[int, int], list[Any]]] = {}
         for item in plan.items:
-            place: Any = self.storage_data[item.storage_index]
-            chunks = wanted.setdefault(place.relative_path, {})
-            chunks.setdefault((place.offset, place.length), []).append(item)
-        for name, chunks in wanted.items():
+            info: Any = self.storage_data[item.storage_index]
+            chunks = chunks_by_file.setdefault(info.relative_path, {})
+            chunks.setdefault((info.offset, info.length), []).append(item)
+        for name, chunks in chunks_by_file.items():
             with self.fs.create_stream(self.fs.concat_path(self.path, name), "rb") as stream:
                 for (offset, length), items in sorted(chunks.items()):
                     stream.seek(offset)
@@ -222,20 +212,20 @@ class Reader(FileSystemReader):
 
 
 def _deliver(data: bytes, items: Sequence[Any], planner: LoadPlanner) -> None:
-    """Copy a saved shard to all that overlap with it."""
+    """Copy a saved shard to all shards that overlap with it."""
     if items[0].type == LoadItemType.BYTE_IO:
         for item in items:
             planner.load_bytes(item, io.BytesIO(data))
         return
     saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     for item in items:
-        part = saved
+        overlap = saved
         for axis, (start, length) in enumerate(
             zip(item.storage_offsets, item.lengths, strict=True)
         ):
-            part = part.narrow(axis, start, length)
+            overlap = overlap.narrow(axis, start, length)
         target = planner.resolve_tensor(item).detach()
-        target.copy_(part)
+        target.copy_(overlap)
         planner.commit_tensor(item, target)
 
 

@@ -67,9 +67,6 @@ def write(root: str, folder: str, leaves: Mapping[str, Any]) -> dict[str, Sum]:
         root: where the folder is.
         folder: its name.
         leaves: pairs by name: an array with the name of its logical dtype, or another value.
-
-    Returns:
-        The sums of its files.
     """
     state = {name: _tensor(value, dtype) for name, (value, dtype) in leaves.items()}
     return protocol.write(LocalStore(root), folder, state, ProcessGroup(), 1, folder)
@@ -105,26 +102,25 @@ class TorchFolder:
 
     def read(self, blocks: Sequence[Block]) -> None:
         """Fill the memory of all blocks; see `Source`."""
-        wanted: dict[tuple[str, int, int], list[tuple[Block, ChunkStorageMetadata]]] = {}
+        users_by_location: dict[tuple[str, int, int], list[tuple[Block, ChunkStorageMetadata]]] = {}
         filled = {id(block): 0 for block in blocks}
         for block in blocks:
             for chunk in self._metadata_of[block.name].chunks:
                 if _overlap(block.index, chunk) is not None:
-                    wanted.setdefault(self._location(block.name, chunk.offsets), []).append(
-                        (block, chunk)
-                    )
-        for location, users in sorted(wanted.items(), key=lambda item: item[0]):
+                    location = self._location(block.name, chunk.offsets)
+                    users_by_location.setdefault(location, []).append((block, chunk))
+        for location, users in sorted(users_by_location.items(), key=lambda item: item[0]):
             saved = to_numpy(self._load(location))
             for block, chunk in users:
                 inside = _overlap(block.index, chunk)
                 assert inside is not None
-                there, here = inside
-                block.out[here] = saved[there]
-                filled[id(block)] += block.out[here].size
+                in_shard, in_block = inside
+                block.out[in_block] = saved[in_shard]
+                filled[id(block)] += block.out[in_block].size
         short = sorted({block.name for block in blocks if filled[id(block)] != block.out.size})
         if short:
             raise CheckpointError(
-                f"{self.where} holds only a part of these tensors: {', '.join(short)}"
+                f"{self.where} has only some elements of these tensors: {', '.join(short)}"
             )
 
     def _entry(self, name: str, metadata: Any) -> Entry:
@@ -137,7 +133,7 @@ class TorchFolder:
         except pickle.UnpicklingError as error:
             first = str(error).partition("\n")[0]
             return Entry.of_value(
-                CheckpointError(f"a pickled object that is not loaded without asking: {first}")
+                CheckpointError(f"a pickled object that is not loaded by default: {first}")
             )
 
     def _location(self, name: str, offsets: Any) -> tuple[str, int, int]:
@@ -172,14 +168,14 @@ def _overlap(
     index: tuple[slice, ...], chunk: ChunkStorageMetadata
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
     """The overlap of a block and a saved shard, as indices into the shard and into the block."""
-    there, here = [], []
-    for one, offset, size in zip(index, chunk.offsets, chunk.sizes, strict=True):
-        low, high = max(one.start, offset), min(one.stop, offset + size)
+    in_shard, in_block = [], []
+    for axis, offset, size in zip(index, chunk.offsets, chunk.sizes, strict=True):
+        low, high = max(axis.start, offset), min(axis.stop, offset + size)
         if low >= high:
             return None
-        there.append(slice(low - offset, high - offset))
-        here.append(slice(low - one.start, high - one.start))
-    return tuple(there), tuple(here)
+        in_shard.append(slice(low - offset, high - offset))
+        in_block.append(slice(low - axis.start, high - axis.start))
+    return tuple(in_shard), tuple(in_block)
 
 
 def _tensor(value: Any, dtype: str) -> Any:

@@ -1,21 +1,21 @@
 """torch.distributed._functional_collectives' functions for local tensors of `to_local`.
 
-A group is a mesh, all of it, or a part of one, or a mesh and the number or name of a dimension.
+A group is a mesh or submesh, or a mesh and the index or name of a dimension.
 
 >>> import torch
 >>> from isoshard.torch_bridge.distributed import init_device_mesh
 >>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
 >>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
->>> mine = distribute_tensor(torch.arange(8.0), mesh, [Shard(0), Shard(0)]).to_local()
->>> [shard.data.item() for shard in all_reduce(mine, "sum", mesh["tp"]).local_shards]
+>>> local = distribute_tensor(torch.arange(8.0), mesh, [Shard(0), Shard(0)]).to_local()
+>>> [shard.data.item() for shard in all_reduce(local, "sum", mesh["tp"]).local_shards]
 [6.0, 6.0, 6.0, 6.0, 22.0, 22.0, 22.0, 22.0]
->>> [shard.data.tolist() for shard in all_gather_tensor(mine, 0, (mesh, "dp")).local_shards][:2]
+>>> [shard.data.tolist() for shard in all_gather_tensor(local, 0, (mesh, "dp")).local_shards][:2]
 [[0.0, 4.0], [1.0, 5.0]]
 
 They are recorded as every operation is, and `wait()` of a result is the result. Gradients go back
-as torch's: those of a sum are summed, those of gathered pieces summed and scattered. A tensor that
-lies on no mesh, as one made inside `local_map`, is each device's own, the same on all. One that is
-whole on a mesh has nothing to exchange: `redistribute` it.
+as torch's: those of a sum are summed, those of gathered shards summed and scattered. A tensor on no
+mesh, as one made inside `local_map`, counts as replicated. A global tensor on a mesh has nothing to
+exchange: `redistribute` it.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _mesh(kind: str, group: Any) -> tuple[DeviceMesh, Any]:
 def _axes(shards: ManualTensor, kind: str, group: Any) -> tuple[Axes, int]:
     """The mesh axes of a group, and how many devices it has."""
     mesh, dim = _mesh(kind, group)
-    if not same_grid(mesh.get_jax_mesh(), shards.home):
-        raise ShardingError(f"{kind} over {mesh} of local tensors on {shards.home}")
+    if not same_grid(mesh.get_jax_mesh(), shards.mesh):
+        raise ShardingError(f"{kind} over {mesh} of local tensors on {shards.mesh}")
     dims = range(mesh.ndim)
     if dim is not None:
         names = mesh.mesh_dim_names or ()
@@ -208,12 +208,14 @@ class _Exchange(torch.autograd.Function):
         ctx: Any, shards: Any, kind: str, how: str, dim: int, axes: Axes, count: int
     ) -> Any:
         ctx.how = kind, how, dim, axes, count
-        recipe = _recipe(shards.home, shards.axes, kind, how, dim, axes)
+        recipe = _recipe(shards.mesh, shards.axes, kind, how, dim, axes)
         group = frozenset(axes)
         is_same = kind in ("all_reduce", "all_gather")
-        replicated_axes = shards.alike | group if is_same else shards.alike - group
-        like = ShardKind(shards.home, shards.axes, replicated_axes)
-        return ManualTensor.made(recipe, shards.stacked, like, _shape, kind, dim, count)
+        replicated_axes = (
+            shards.replicated_axes | group if is_same else shards.replicated_axes - group
+        )
+        like = ShardKind(shards.mesh, shards.axes, replicated_axes)
+        return ManualTensor.recorded(recipe, shards.stacked, like, _shape, kind, dim, count)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -265,8 +267,8 @@ def _recipe(
         wide = summable(shard, mesh, over)
         if kind == "all_reduce":
             return _REDUCED[how](wide, axes).astype(shard.dtype)[None]
-        part = jax.lax.psum_scatter(wide, axes, scatter_dimension=dim, tiled=True)
-        return (part / size if how == "avg" else part).astype(shard.dtype)[None]
+        local_sum = jax.lax.psum_scatter(wide, axes, scatter_dimension=dim, tiled=True)
+        return (local_sum / size if how == "avg" else local_sum).astype(shard.dtype)[None]
 
     run = mapped(local, mesh, over, P(over), P(over))
     return Recipe(kind, lambda arrays, _scalars, _key: [run(arrays[0])], 1)

@@ -1,7 +1,7 @@
 """Shardings over one dimension of a mesh; the other dimensions are unchanged.
 
-A tensor-parallel style is over one dimension of the mesh, and of a (dp, tp) mesh the other one
-belongs to somebody else: `Replicate()` along `tp` must not gather the batch that `dp` splits.
+A tensor-parallel style is over one dimension of the mesh, and of a (dp, tp) mesh the other one is
+used by data parallelism: `Replicate()` along `tp` must not gather the batch that `dp` splits.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> from torch.distributed.tensor import Replicate, Shard
@@ -47,18 +47,18 @@ from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
 from isoshard.torch_bridge.spmd.manual_recipes import Axes, block_counts, mapped, spec_along
 from isoshard.torch_bridge.spmd.marking import checked
-from isoshard.torch_bridge.spmd.uneven import even_part
+from isoshard.torch_bridge.spmd.uneven import even_with_warning
 
 from .device_mesh import DeviceMesh, device_mesh_of
 
 
-def mesh_of_one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:
+def require_1d_mesh(device_mesh: MeshLike, caller: str) -> DeviceMesh:
     """A mesh of one dimension, in any form.
 
     Args:
         device_mesh: a `DeviceMesh` or a part of one, an `xs.Mesh`, a `jax.sharding.Mesh`, or
             torch's `DeviceMesh`; the current mesh for None.
-        what: the verb that was called, for the message.
+        caller: the function that was called, for the message.
 
     Raises:
         ValueError: it has more dimensions, or none.
@@ -68,8 +68,8 @@ def mesh_of_one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:
         names = mesh.mesh_dim_names or ()
         hint = f'mesh["{names[-1]}"]' if names else 'mesh["tp"] of a mesh with mesh_dim_names'
         raise ValueError(
-            f"{what} works along one dimension of a mesh, and {mesh} has {mesh.ndim}; pass the one "
-            f"that is meant, as {hint}"
+            f"{caller} works along one dimension of a mesh, and {mesh} has {mesh.ndim}; pass "
+            f"one of them, as {hint}"
         )
     return mesh
 
@@ -92,7 +92,7 @@ def shard_in_place(t: torch.Tensor, device_mesh: DeviceMesh, placement: Placemen
     mesh = device_mesh.get_jax_mesh()
     tensor, _ = checked(t, mesh, (None,) * t.dim(), "a layout along one dimension")
     entries: list[tuple[str, ...]] = [()] * t.dim()
-    present = marks.asked(tensor)
+    present = marks.requested_sharding(tensor)
     if present is not None and _splits(present):
         if not same_grid(present.mesh, mesh):
             raise ShardingError(
@@ -108,8 +108,8 @@ def shard_in_place(t: torch.Tensor, device_mesh: DeviceMesh, placement: Placemen
     if present is not None and same_grid(present.mesh, mesh):
         if same_layout(present, requested, t.dim()):
             return
-    even, padded_request = even_part(requested, t.shape)
-    marks.annotate(tensor, even, ask=padded_request)
+    even, uneven = even_with_warning(requested, t.shape)
+    marks.annotate(tensor, even, requested=uneven)
 
 
 def constrain(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) -> torch.Tensor:
@@ -141,8 +141,8 @@ def constrain(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike
             spec[axis] = names
         return mark_sharding_with_gradients(t, mesh, P(*spec))
     spec = [names if index == axis else None for index in range(t.dim())]
-    there = AlongAxes(mesh, names, P(*spec))
-    result: Any = _Along.apply(t, there)
+    target = AlongAxes(mesh, names, P(*spec))
+    result: Any = _Along.apply(t, target)
     return result
 
 
@@ -160,26 +160,26 @@ class AlongAxes(NamedTuple):
     spec: P
 
 
-def constrain_over_axes(t: DeviceTensor, there: AlongAxes) -> Any:
+def constrain_over_axes(t: DeviceTensor, target: AlongAxes) -> Any:
     """The same elements as a new tensor, sharded over some axes; outside autograd.
 
     Args:
         t: on the `jax` device; it is not modified.
-        there: how. An axis of `t` that the mesh axes do not divide is replicated.
+        target: how. An axis of `t` that the mesh axes do not divide is replicated.
     """
-    return graph_calls.laid_by(_constrain_over_axes, graph_calls.same_shape, t, there)
+    return graph_calls.record_or_trace(_constrain_over_axes, graph_calls.same_shape, t, target)
 
 
-def _constrain_over_axes(t: Any, there: AlongAxes) -> Any:
-    mesh, names, spec = there
+def _constrain_over_axes(t: Any, target: AlongAxes) -> Any:
+    mesh, names, spec = target
     blocks = block_counts(t.dim(), mesh, names, spec)
     sides = zip(t.shape, blocks, spec_along(spec, names), strict=False)
     even = P(*(entry if size % count == 0 else None for size, count, entry in sides))
-    home = layout_numbers.intern(NamedSharding(mesh, P()))
+    mesh_id = layout_numbers.intern(NamedSharding(mesh, P()))
     tape = tapes.recorder()
     value = lazy_tensor.read(t)
-    if isinstance(tape, tapes.Tape) and tape.joins(home):
-        tape.marks.add(home)
+    if isinstance(tape, tapes.Tape) and tape.joins(mesh_id):
+        tape.marks.add(mesh_id)
     (result,) = tape.record(_constraint(mesh, names, even), (value,))
     return lazy_tensor.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
 
@@ -199,13 +199,13 @@ class Constraint:
 
     Attributes:
         hook: what is called.
-        alike: what it depends on.
+        constraint_key: what it depends on.
     """
 
     def __init__(self, hook: Callable[..., Any], key: tuple[Any, ...]):
         """See the class."""
         self.hook = hook
-        self.alike = key
+        self.constraint_key = key
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the hook."""
@@ -213,16 +213,16 @@ class Constraint:
 
 
 class _Along(torch.autograd.Function):
-    """`_Along.apply(tensor, there)`: a constraint on tensor and gradient."""
+    """`_Along.apply(tensor, target)`: a constraint on tensor and gradient."""
 
     @staticmethod
-    def forward(ctx: Any, t: Any, there: AlongAxes) -> torch.Tensor:
-        ctx.there = there
-        return constrain_over_axes(t, there)
+    def forward(ctx: Any, t: Any, target: AlongAxes) -> torch.Tensor:
+        ctx.target = target
+        return constrain_over_axes(t, target)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        return _Along.apply(gradient[0], ctx.there), None
+        return _Along.apply(gradient[0], ctx.target), None
 
 
 @cached(1024)

@@ -6,10 +6,10 @@ DeviceMesh((dp=2, tp=4), 'jax')
 >>> mesh["tp"]
 DeviceMesh((tp=4), 'jax', of (dp=2, tp=4))
 
-Under torchrun `mesh["tp"]` is, in every process, the row that the process stands in. Here it is all
-rows at once: it keeps the mesh it was sliced from, and what is split over `tp` alone is the same
-along `dp`. So a layout over a part of a mesh is a layout over its root, and `get_jax_mesh()` of
-both is one mesh. `mesh.mesh` of a part gives its first row.
+Under torchrun `mesh["tp"]` is, in every process, the row of that process. Here it is all rows at
+once: it keeps the mesh it was sliced from, and a tensor that is split over `tp` alone is replicated
+over `dp`. So a layout over a submesh is a layout over its root, and `get_jax_mesh()` of both is one
+mesh. `mesh.mesh` of a submesh is its first row.
 
 Queries of the current process's rank raise (`get_rank`, `get_local_rank`, `get_coordinate`,
 `get_group`).
@@ -33,12 +33,12 @@ from isoshard.torch_bridge.common.argument_types import MeshLike, Opaque
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.spmd.mesh import Mesh, get_global_mesh, mesh_from
 
-from .one_process import DeviceType, OneProcess, check_backend, check_names, check_type
+from .single_controller import DeviceType, RankQueries, check_backend, check_names, check_type
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
 
 
-class DeviceMesh(OneProcess):
+class DeviceMesh(RankQueries):
     """Devices as a grid, one process for all of them.
 
     Args:
@@ -91,7 +91,7 @@ class DeviceMesh(OneProcess):
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return self._grid.ndim
 
     @property
@@ -101,7 +101,7 @@ class DeviceMesh(OneProcess):
 
     @property
     def mesh(self) -> torch.Tensor:
-        """Places in `jax.devices()`, an integer CPU tensor; of a part its first row."""
+        """Indices in `jax.devices()`, an integer CPU tensor; of a submesh its first row."""
         return torch.tensor(self._grid.tolist(), dtype=torch.int, device="cpu")
 
     @property
@@ -129,7 +129,7 @@ class DeviceMesh(OneProcess):
         """The mesh as an `xs.Mesh`.
 
         Raises:
-            ShardingError: it is a part of a mesh, or flattened; the axes would count differently.
+            ShardingError: it is a submesh, or flattened; its axes are not those of the root.
         """
         if self.root is not self:
             raise ShardingError(
@@ -156,16 +156,16 @@ class DeviceMesh(OneProcess):
         >>> init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))["tp"].all_axis_names()
         ('tp',)
         """
-        own = {axis for axes in self.root_axes for axis in axes}
+        axes_of_self = {axis for axes in self.root_axes for axis in axes}
         names = self.get_jax_mesh().axis_names
-        return tuple(name for axis, name in enumerate(names) if axis in own)
+        return tuple(name for axis, name in enumerate(names) if axis in axes_of_self)
 
     def is_part(self) -> bool:
-        """Whether dimensions of its root are missing, along which what it lays out is the same."""
+        """Whether it is a submesh: dimensions of its root are not in it."""
         return sum(map(len, self.root_axes)) < self.root.ndim
 
     def __getitem__(self, mesh_dim_names: str | tuple[str, ...]) -> DeviceMesh:
-        """The part with the dimensions of these names.
+        """The submesh with the dimensions of these names.
 
         Raises:
             RuntimeError: the dimensions have no names.
@@ -174,7 +174,8 @@ class DeviceMesh(OneProcess):
         names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if self._names is None:
             raise RuntimeError(
-                f"{self} has no names to take {names} by; make it with mesh_dim_names="
+                f"{self} has no dimension names, so {names} cannot be looked up; pass "
+                "mesh_dim_names= when it is created"
             )
         if names == self._names:
             return self
@@ -186,7 +187,7 @@ class DeviceMesh(OneProcess):
         dims = [self._names.index(name) for name in names]
         if dims != sorted(set(dims)):
             raise KeyError(
-                f"{names} is not the order of {self}; a part keeps the order of the dimensions: "
+                f"{names} is not the order of {self}; a submesh keeps the order of the dimensions: "
                 f"{tuple(name for name in self._names if name in names)}"
             )
         first = tuple(slice(None) if dim in dims else 0 for dim in range(self.ndim))
@@ -196,13 +197,18 @@ class DeviceMesh(OneProcess):
     def _submesh(
         self, grid: np.ndarray, names: tuple[str, ...] | None, axes: tuple[tuple[int, ...], ...]
     ) -> DeviceMesh:
-        part = object.__new__(DeviceMesh)
-        part.root, part.root_axes, part._names, part._grid = self.root, axes, names, grid
-        part._xs_mesh, part._flattened = self.root._xs_mesh, {}
-        return part
+        submesh = object.__new__(DeviceMesh)
+        submesh.root, submesh.root_axes, submesh._names, submesh._grid = (
+            self.root,
+            axes,
+            names,
+            grid,
+        )
+        submesh._xs_mesh, submesh._flattened = self.root._xs_mesh, {}
+        return submesh
 
     def _flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """The same devices in one dimension, found again as `root[name]`, as torch's.
+        """The same devices in one dimension, also available as `root[name]`, as in torch.
 
         Args:
             mesh_dim_name: its name; by default the names joined by "_".
@@ -213,7 +219,9 @@ class DeviceMesh(OneProcess):
         """
         if mesh_dim_name is None:
             if self._names is None:
-                raise RuntimeError(f"{self} has no names; give the flattened dimension one")
+                raise RuntimeError(
+                    f"{self} has no dimension names; pass a name for the flattened dimension"
+                )
             mesh_dim_name = "_".join(self._names)
         axes = (tuple(axis for dim in self.root_axes for axis in dim),)
         flat = self._submesh(self._grid.reshape(-1), (mesh_dim_name,), axes)
@@ -251,8 +259,8 @@ class DeviceMesh(OneProcess):
     def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
         """An expression that makes it again, and the names in it; for graphs of `torch.compile`."""
         constructor, args = self.__reduce__()
-        parts = [part.tolist() if isinstance(part, np.ndarray) else part for part in args]
-        return f"{constructor.__name__}({', '.join(map(repr, parts))})", {
+        literals = [arg.tolist() if isinstance(arg, np.ndarray) else arg for arg in args]
+        return f"{constructor.__name__}({', '.join(map(repr, literals))})", {
             constructor.__name__: constructor
         }
 
@@ -267,7 +275,7 @@ class DeviceMesh(OneProcess):
         )
 
     def __repr__(self) -> str:
-        """Shape, names and device type; of a part, also of its root."""
+        """Shape, names and device type; of a submesh, also of its root."""
         tail = f", of {_extents(self.root)}" if self.root is not self else ""
         return f"DeviceMesh({_extents(self)}, '{naming.current().type}'{tail})"
 
@@ -362,10 +370,10 @@ def _of_jax(mesh: jax.sharding.Mesh) -> DeviceMesh:
 
 
 def _rebuilt(
-    grid: np.ndarray, names: Any, part: np.ndarray, part_names: Any, axes: Any
+    grid: np.ndarray, names: Any, submesh_grid: np.ndarray, submesh_names: Any, axes: Any
 ) -> DeviceMesh:
     root = DeviceMesh("jax", grid, mesh_dim_names=names)
-    return root if axes == root.root_axes else root._submesh(part, part_names, axes)
+    return root if axes == root.root_axes else root._submesh(submesh_grid, submesh_names, axes)
 
 
 _local = threading.local()

@@ -1,4 +1,4 @@
-"""What the methods `from_local` and `to_local` of a tensor check and do; see `local_tensors`."""
+"""The tensor methods `from_local` and `to_local`, with their checks; see `local_tensors`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isoshard.torch_bridge.common.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.layout import graph_calls, marks
-from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.layout.layout_methods import body_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.spmd.marking import mark_sharding
@@ -26,8 +26,7 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from . import local_tensors, tensor_placements
 from .device_mesh import DeviceMesh, device_mesh_of
-from .gradient_scale import with_scaled_gradient
-from .redistribution import moved
+from .redistribution import moved, with_scaled_gradient
 from .tensor_placements import MeshPlacements
 
 
@@ -46,7 +45,7 @@ def to_local(tensor: DeviceTensor, grad_placements: Sequence[Any] | None) -> Any
     if mesh_placements is None:
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} that is on no mesh has no local tensors; "
-            "lay it out first: distribute_tensor(t, mesh, placements), or t.redistribute(..)"
+            "shard it first: distribute_tensor(t, mesh, placements), or t.redistribute(..)"
         )
     return local_tensor_of(tensor, mesh_placements, grad_placements)
 
@@ -69,11 +68,13 @@ def local_tensor_of(
         )
     check_even(mesh_placements.along(), mesh_of(mesh_placements.sharding), tuple(tensor.shape))
     back: list[tuple[str, str]] = []
-    for dim, (here, there) in enumerate(_pairs(mesh_placements, grad_placements, tensor.dim())):
-        if there.is_partial() and here.is_replicate():
-            back += [(axis, _reduction(there)) for axis in mesh_placements.mesh.axis_names(dim)]
-        elif there != here:
-            _raise_gradient_error(here, there)
+    pairs = _pairs(mesh_placements, grad_placements, tensor.dim())
+    for dim, (tensor_placement, grad_placement) in enumerate(pairs):
+        if grad_placement.is_partial() and tensor_placement.is_replicate():
+            reduction = _reduction(grad_placement)
+            back += [(axis, reduction) for axis in mesh_placements.mesh.axis_names(dim)]
+        elif grad_placement != tensor_placement:
+            _raise_gradient_error(tensor_placement, grad_placement)
     axes = mesh_placements.mesh.all_axis_names()
     order = _order_in_memory(tensor)
     if order is None:
@@ -81,8 +82,8 @@ def local_tensor_of(
     turned, placements, _ = _permuted(
         order, tensor, mesh_placements.mesh, mesh_placements.placements, None
     )
-    there = tensor_placements.layout(tuple(turned.shape), mesh_placements.mesh, placements)
-    local: Any = local_tensors.split(turned, there.sharding, axes, tuple(back))
+    turned_layout = tensor_placements.layout(tuple(turned.shape), mesh_placements.mesh, placements)
+    local: Any = local_tensors.split(turned, turned_layout.sharding, axes, tuple(back))
     return local.permute(_inverse(order))
 
 
@@ -134,7 +135,7 @@ def from_local(
 
 
 def _materialized(local: Any) -> Any:
-    """A meta tensor as an `empty` one, as `distribute_tensor` makes it."""
+    """A meta tensor as an `empty` one, as in `distribute_tensor`."""
     if not isinstance(local, torch.Tensor) or not local.is_meta:
         return local
     return torch.empty_like(local, device="jax").requires_grad_(local.requires_grad)
@@ -189,10 +190,12 @@ def _full_tensor(
     ndim = local[0].dim() if several else local.dim()
     normalized = tensor_placements.normalized(placements, mesh, ndim)
     reductions = {dim: _reduction(p) for dim, p in enumerate(normalized) if p.is_partial()}
-    kept = tuple(Replicate() if p.is_partial() else p for p in normalized)
+    reduced = tuple(Replicate() if p.is_partial() else p for p in normalized)
     if isinstance(local, ManualTensor):
-        full, mesh_placements = _joined(local, mesh, normalized, kept, run_check, grad_placements)
-        return full, mesh_placements, kept
+        full, mesh_placements = _joined(
+            local, mesh, normalized, reduced, run_check, grad_placements
+        )
+        return full, mesh_placements, reduced
     if grad_placements is not None:
         raise ShardingError(
             "grad_placements defines how gradients of local tensors are combined, and these "
@@ -200,28 +203,36 @@ def _full_tensor(
             "to_local()"
         )
     if several:
-        full = _assembled(local, mesh, kept, reductions)
+        full = _assembled(local, mesh, reduced, reductions)
     else:
-        full = _repeated(local, mesh, kept, reductions)
-    mesh_placements = tensor_placements.layout(tuple(full.shape), mesh, kept)
-    sizes = _unequal(local, mesh, kept) if several else {}
+        full = _repeated(local, mesh, reduced, reductions)
+    mesh_placements = tensor_placements.layout(tuple(full.shape), mesh, reduced)
+    sizes = _unequal(local, mesh, reduced) if several else {}
     if sizes:
         full = full if isinstance(full, XLAShardedTensor) else full.to("jax")
         sharding = mesh_placements.sharding
-        return mark_sharding(full, sharding.mesh, sharding.spec, sizes=sizes), mesh_placements, kept
+        return (
+            mark_sharding(full, sharding.mesh, sharding.spec, sizes=sizes),
+            mesh_placements,
+            reduced,
+        )
     if not isinstance(full, XLAShardedTensor) and not graph_calls.is_traced(full):
         full = tensor_placements.mark(full.to("jax"), mesh_placements)
-        return (moved(full, mesh_placements) if full.requires_grad else full), mesh_placements, kept
-    is_open = mesh.is_part() and not tensor_placements.is_nowhere(full)
+        return (
+            (moved(full, mesh_placements) if full.requires_grad else full),
+            mesh_placements,
+            reduced,
+        )
+    is_open = mesh.is_part() and not tensor_placements.is_on_no_mesh(full)
     mesh_placements = mesh_placements._replace(is_open=is_open)
-    return moved(full, mesh_placements, mesh_placements.sharding), mesh_placements, kept
+    return moved(full, mesh_placements, mesh_placements.sharding), mesh_placements, reduced
 
 
-def _unequal(locals_: Sequence[Any], mesh: DeviceMesh, kept: Any) -> dict[int, tuple[int, ...]]:
+def _unequal(locals_: Sequence[Any], mesh: DeviceMesh, reduced: Any) -> dict[int, tuple[int, ...]]:
     """The sizes of the blocks, by tensor axis, where one mesh dimension has unequal shards."""
     grid = np.arange(mesh.size()).reshape(mesh.shape)
     sizes_by_axis = {}
-    for dim, placement in enumerate(kept):
+    for dim, placement in enumerate(reduced):
         line = np.moveaxis(grid, dim, 0).reshape(mesh.shape[dim], -1)[:, 0]
         if not placement.is_replicate():
             sizes_by_axis[placement.dim] = tuple(locals_[n].shape[placement.dim] for n in line)
@@ -259,7 +270,7 @@ def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:
 
 
 def _joined(
-    local: ManualTensor, mesh: DeviceMesh, normalized: Any, kept: Any, check: bool, grads: Any
+    local: ManualTensor, mesh: DeviceMesh, normalized: Any, reduced: Any, check: bool, grads: Any
 ) -> tuple[Any, MeshPlacements]:
     outside = _outside(local, mesh)
     for dim in outside:
@@ -271,21 +282,25 @@ def _joined(
             )
     counts = [mesh.size(dim) if p.is_shard() else 1 for dim, p in enumerate(normalized)]
     shape = list(local.shape)
-    for placement, count in zip(kept, counts, strict=True):
+    for placement, count in zip(reduced, counts, strict=True):
         if not placement.is_replicate():
             shape[placement.dim] *= count
-    mesh_placements = tensor_placements.layout(tuple(shape), mesh, kept)
+    mesh_placements = tensor_placements.layout(tuple(shape), mesh, reduced)
     how: list[tuple[str, str]] = []
-    parts = 1
-    for dim, (here, there) in enumerate(_pairs(mesh_placements, grads, local.dim())):
-        kind = "first" if check and here.is_replicate() and dim not in outside else None
+    divisor = 1
+    for dim, (tensor_placement, grad_placement) in enumerate(
+        _pairs(mesh_placements, grads, local.dim())
+    ):
+        is_copied = tensor_placement.is_replicate() and dim not in outside
+        kind = "first" if check and is_copied else None
         kind = _reduction(normalized[dim]) if normalized[dim].is_partial() else kind
         how += [(axis, kind) for axis in mesh.axis_names(dim) if kind]
-        if there.is_partial() and here.is_replicate():
-            parts *= mesh.size(dim) if _reduction(there) == "sum" and dim not in outside else 1
-        elif there != here:
-            _raise_gradient_error(here, there)
-    full = local_tensors.join(local, mesh_placements.sharding, tuple(how), parts)
+        if grad_placement.is_partial() and tensor_placement.is_replicate():
+            is_sum = _reduction(grad_placement) == "sum" and dim not in outside
+            divisor *= mesh.size(dim) if is_sum else 1
+        elif grad_placement != tensor_placement:
+            _raise_gradient_error(tensor_placement, grad_placement)
+    full = local_tensors.join(local, mesh_placements.sharding, tuple(how), divisor)
     if outside:
         return moved(full, mesh_placements, mesh_placements.sharding), mesh_placements
     return full, mesh_placements._replace(is_open=mesh.is_part())
@@ -294,26 +309,26 @@ def _joined(
 def _outside(local: ManualTensor, mesh: DeviceMesh) -> list[int]:
     """The dimensions of a mesh that local tensors are not over."""
     root = mesh.get_jax_mesh()
-    is_all = local.axes == local.home.axis_names
-    if is_all and not mesh.is_part() and same_devices(local.home, root):
+    is_all = local.axes == local.mesh.axis_names
+    if is_all and not mesh.is_part() and same_devices(local.mesh, root):
         return []
-    if not same_grid(local.home, root):
-        raise ShardingError(f"these local tensors are on {local.home}, and the mesh is {mesh}")
+    if not same_grid(local.mesh, root):
+        raise ShardingError(f"these local tensors are on {local.mesh}, and the mesh is {mesh}")
     if not set(local.axes) <= set(mesh.all_axis_names()):
         raise ShardingError(
-            f"{mesh} is one row of many, and these local tensors are over {local.axes} of "
-            f"{mesh.root}, so rows may differ: pass placements for all of the mesh, or local "
-            "tensors over the part alone: DTensor.from_local(t, part, [Replicate()]).to_local()"
+            f"{mesh} is a submesh, and these local tensors are over {local.axes} of {mesh.root}, "
+            "so they may differ along other dimensions: pass placements for the root, or local "
+            "tensors over the submesh only: DTensor.from_local(t, part, [Replicate()]).to_local()"
         )
     return [dim for dim in range(mesh.ndim) if not set(mesh.axis_names(dim)) <= set(local.axes)]
 
 
-def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str]) -> Any:
+def _repeated(local: Any, mesh: DeviceMesh, reduced: Any, reductions: dict[int, str]) -> Any:
     """The global tensor where every device has this local tensor."""
     if not isinstance(local, XLAShardedTensor) and not graph_calls.is_traced(local):
         local = local.to("jax")
     times = [1] * local.dim()
-    for dim, placement in enumerate(kept):
+    for dim, placement in enumerate(reduced):
         if not placement.is_replicate():
             times[placement.dim] *= mesh.size(dim)
     sums = math.prod(mesh.size(dim) for dim, kind in reductions.items() if kind == "sum")
@@ -324,13 +339,13 @@ def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str
 
 
 def _assembled(
-    locals_: Sequence[Any], mesh: DeviceMesh, kept: Any, reductions: dict[int, str]
+    locals_: Sequence[Any], mesh: DeviceMesh, reduced: Any, reductions: dict[int, str]
 ) -> Any:
     """The global tensor of one tensor per device, in the order of the mesh."""
     grid = np.empty(mesh.shape, object)
     for position, tensor in zip(np.ndindex(*mesh.shape), locals_, strict=True):
         grid[position] = tensor
-    entries = tensor_placements.spec_of(kept, locals_[0].dim(), mesh.shape)
+    entries = tensor_placements.spec_of(reduced, locals_[0].dim(), mesh.shape)
     inner = {
         dim: at for entry in entries if isinstance(entry, tuple) for at, dim in enumerate(entry)
     }
@@ -341,7 +356,7 @@ def _assembled(
             line = [
                 grid[(*position[:dim], k, *position[dim + 1 :])] for k in range(grid.shape[dim])
             ]
-            result[position] = _combined(line, kept[dim], reductions.get(dim))
+            result[position] = _combined(line, reduced[dim], reductions.get(dim))
         grid = result
     return grid.ravel()[0]
 
@@ -361,12 +376,12 @@ def _pairs(
     mesh_placements: MeshPlacements, grads: Sequence[Any] | None, ndim: int
 ) -> list[tuple[Any, Any]]:
     """Each mesh dimension's placement, and that of the gradient."""
-    there = (
+    grad_placements = (
         mesh_placements.placements
         if grads is None
         else tensor_placements.normalized(grads, mesh_placements.mesh, ndim)
     )
-    return list(zip(mesh_placements.placements, there, strict=True))
+    return list(zip(mesh_placements.placements, grad_placements, strict=True))
 
 
 def _reduction(placement: Any) -> str:
@@ -378,10 +393,11 @@ def _reduction(placement: Any) -> str:
     return placement.reduce_op
 
 
-def _raise_gradient_error(here: Any, there: Any) -> None:
+def _raise_gradient_error(tensor_placement: Any, grad_placement: Any) -> None:
     raise ValueError(
-        f"the gradient of a local tensor placed {here} has its shape, so {there} is not possible; "
-        "a Shard keeps its axis, and a Replicate may become Partial()"
+        f"the gradient of a local tensor placed {tensor_placement} has its shape, so "
+        f"{grad_placement} is not possible; a Shard keeps its axis, and a Replicate may become "
+        "Partial()"
     )
 
 

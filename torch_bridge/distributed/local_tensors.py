@@ -8,12 +8,12 @@ itself (see `isoshard.torch_bridge.spmd.manual`); `from_local` joins such shards
 >>> from isoshard.torch_bridge.distributed.tensor import Partial, distribute_tensor
 >>> mesh = init_device_mesh("jax", (4,))
 >>> t = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
->>> mine = t.to_local()
->>> mine.shape
+>>> local = t.to_local()
+>>> local.shape
 torch.Size([2])
->>> DTensor.from_local(mine.sum(0, keepdim=True), mesh, [Shard(0)])        # one sum per device
+>>> DTensor.from_local(local.sum(0, keepdim=True), mesh, [Shard(0)])        # one sum per device
 tensor([ 1.,  5.,  9., 13.], device='jax:0', sharding=P('0',))
->>> DTensor.from_local(mine.sum(), mesh, [Partial()])                      # their sum
+>>> DTensor.from_local(local.sum(), mesh, [Partial()])                      # their sum
 tensor(28., device='jax:0', sharding=P())
 
 Gradients follow DTensor's rule: shards of a split tensor get their shards of the gradient; each
@@ -33,7 +33,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.torch_bridge.common.argument_types import DeviceTensor
 from isoshard.torch_bridge.spmd.manual_operations import joined
-from isoshard.torch_bridge.spmd.manual_recipes import Axes, Reductions, cut_recipe, cut_shape
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, Reductions, split_recipe, stacked_shape
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
 
 Sharding = jax.sharding.NamedSharding
@@ -55,44 +55,44 @@ def split(
     return result
 
 
-def join(shards: ManualTensor, sharding: Sharding, how: Reductions = (), parts: int = 1) -> Any:
+def join(shards: ManualTensor, sharding: Sharding, how: Reductions = (), divisor: int = 1) -> Any:
     """The global tensor of local shards.
 
     Args:
         shards: over the mesh of `sharding`, or some axes of it.
         sharding: of the global tensor.
         how: see `Reductions`.
-        parts: what the gradient of every shard is divided by.
+        divisor: what the gradient of every shard is divided by.
     """
-    result: Any = _Join.apply(shards, sharding, how, parts)
+    result: Any = _Join.apply(shards, sharding, how, divisor)
     return result
 
 
 class _ToLocal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, full: Any, sharding: Any, axes: Axes, back: Any, parts: int) -> Any:
-        ctx.how = sharding, axes, back, parts
+    def forward(ctx: Any, full: Any, sharding: Any, axes: Axes, back: Any, divisor: int) -> Any:
+        ctx.how = sharding, axes, back, divisor
         mesh = mesh_of(sharding)
-        recipe = cut_recipe(mesh, axes, sharding.spec, parts=parts)
+        recipe = split_recipe(mesh, axes, sharding.spec, divisor=divisor)
         split = {name for entry in sharding.spec for name in axis_names(entry)}
         like = ShardKind(mesh, axes, frozenset(axes) - split)
-        return ManualTensor.made(recipe, full, like, cut_shape, mesh, axes, sharding.spec)
+        return ManualTensor.recorded(recipe, full, like, stacked_shape, mesh, axes, sharding.spec)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        sharding, axes, back, parts = ctx.how
+        sharding, axes, back, divisor = ctx.how
         shards = gradient[0]
         if not isinstance(shards, ManualTensor):  # the value that all devices have was used
             shards = split(shards, Sharding(mesh_of(sharding), P()), axes)
-        return _Join.apply(shards, sharding, back, parts), None, None, None, None
+        return _Join.apply(shards, sharding, back, divisor), None, None, None, None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shards: Any, sharding: Any, how: Any, parts: int) -> Any:
-        is_over_all_axes = shards.axes == shards.home.axis_names
+    def forward(ctx: Any, shards: Any, sharding: Any, how: Any, divisor: int) -> Any:
+        is_over_all_axes = shards.axes == shards.mesh.axis_names
         axes = mesh_of(sharding).axis_names if is_over_all_axes else shards.axes
-        ctx.how = sharding, axes, how, parts
+        ctx.how = sharding, axes, how, divisor
         return joined(shards, sharding, how)
 
     @staticmethod

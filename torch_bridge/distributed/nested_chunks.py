@@ -1,4 +1,4 @@
-"""Pieces of an axis that several mesh dimensions split one after the other, and do not divide.
+"""Shard sizes of an axis that several mesh dimensions split in turn, and do not divide.
 
 DTensor splits with `torch.chunk`, and each shard with `torch.chunk` again:
 
@@ -49,7 +49,7 @@ def _sizes(
         )
     sizes = [extent]
     for dim in dims:
-        sizes = [part for size in sizes for part in _chunks(size, mesh_shape[dim])]
+        sizes = [chunk for size in sizes for chunk in _chunks(size, mesh_shape[dim])]
     return tuple(sizes)
 
 

@@ -1,8 +1,8 @@
 """torch's own `parallelize_module` on meshes of type `"xla"`, in a script of the drop-in.
 
 torch's styles make DTensors of the inputs, in a process per device. On a mesh of type `"xla"` (or
-of isoshard) the styles of `isoshard.torch_bridge.distributed.tensor.parallel` stand for them; other
-meshes are torch's business. The function is replaced when somebody imports its module.
+of isoshard) the styles of `isoshard.torch_bridge.distributed.tensor.parallel` are applied instead;
+other meshes are left to torch. The function is replaced when its module is imported.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def install() -> None:
 
 def _replace() -> None:
     package: Any = sys.modules[_PACKAGE]
-    home: Any = sys.modules[f"{_PACKAGE}.api"]
-    package.parallelize_module = home.parallelize_module = _either(home.parallelize_module)
+    api: Any = sys.modules[f"{_PACKAGE}.api"]
+    package.parallelize_module = api.parallelize_module = _by_mesh(api.parallelize_module)
 
 
-def _either(original: Any) -> Any:
-    """Ours for meshes of ours, torch's for others."""
+def _by_mesh(original: Any) -> Any:
+    """isoshard's function for its meshes, torch's for others."""
     if hasattr(original, "__wrapped__"):
         return original
 

@@ -1,4 +1,4 @@
-"""A tensor in another layout: `redistribute` and `full_tensor`.
+"""`redistribute` and `full_tensor`: a tensor in another layout.
 
 >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 >>> from isoshard.torch_bridge.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -27,14 +27,13 @@ from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge.common.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.graph_calls import is_traced
-from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.layout.layout_methods import body_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.marking import mark_sharding
-from isoshard.torch_bridge.spmd.uneven import laid_out
+from isoshard.torch_bridge.spmd.uneven import constrained_evenly
 
 from .along import AlongAxes, constrain_over_axes
 from .device_mesh import DeviceMesh
-from .gradient_scale import with_scaled_gradient
 from .tensor_placements import (
     MeshPlacements,
     layout,
@@ -65,9 +64,11 @@ def moved(
     """
     traced = is_traced(tensor)
     have = (
-        (mesh_placements_of(tensor) or mesh_placements).sharding if traced else marks.asked(tensor)
+        (mesh_placements_of(tensor) or mesh_placements).sharding
+        if traced
+        else marks.requested_sharding(tensor)
     )
-    sizes = None if traced else _kept_blocks(tensor, mesh_placements)
+    sizes = None if traced else _unchanged_blocks(tensor, mesh_placements)
     if sizes is not None and back is None and gradient_dtype in (None, tensor.dtype):
         cast = dtype not in (None, tensor.dtype)
         if _is_sharded_as(tensor, mesh_placements):
@@ -77,10 +78,10 @@ def moved(
             unmoved, mesh_of(mesh_placements.sharding), mesh_placements.sharding.spec, sizes=sizes
         )
         return remember(unmoved, mesh_placements)
-    there, source = mesh_placements.sharding, back or _same_devices(have, mesh_placements.sharding)
+    target, source = mesh_placements.sharding, back or _same_devices(have, mesh_placements.sharding)
     result: Any = _Moved.apply(
         tensor,
-        _along(there, mesh_placements) if mesh_placements.is_open else there,
+        _along(target, mesh_placements) if mesh_placements.is_open else target,
         _along(source, mesh_placements) if mesh_placements.is_open else source,
         dtype or tensor.dtype,
         gradient_dtype or tensor.dtype,
@@ -96,7 +97,7 @@ def redistributed(
     dtype: torch.dtype | None,
     gradient_dtype: torch.dtype | None,
 ) -> Any:
-    """What `tensor.redistribute(..)` gives: see there, and `moved`."""
+    """`tensor.redistribute(..)`: see there, and `moved`."""
     if placements is None:
         raise RuntimeError(
             "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
@@ -116,15 +117,15 @@ def redistributed(
 
 def _opened(tensor: DeviceTensor, mesh_placements: MeshPlacements) -> MeshPlacements:
     """A layout over a tensor's submesh; the other axes of the mesh are unconstrained."""
-    own = mesh_placements_of(tensor)
+    present = mesh_placements_of(tensor)
     return mesh_placements._replace(
-        is_open=own is not None and own.is_open and own.mesh == mesh_placements.mesh
+        is_open=present is not None and present.is_open and present.mesh == mesh_placements.mesh
     )
 
 
 @body_of("full_tensor")
 def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
-    """What `tensor.full_tensor` is."""
+    """`tensor.full_tensor`."""
     mesh = mesh_of_tensor(tensor)
     if mesh is None:
         raise AttributeError(
@@ -160,15 +161,15 @@ def _is_sum(placement: Any) -> bool:
     return placement.is_partial() and placement.reduce_op == "sum"
 
 
-def _kept_blocks(tensor: Any, mesh_placements: MeshPlacements) -> Sizes | None:
+def _unchanged_blocks(tensor: Any, mesh_placements: MeshPlacements) -> Sizes | None:
     """The blocks of the axes that a layout splits as before; None without any."""
-    sizes, have = tensor.block_sizes, marks.asked(tensor)
+    sizes, have = tensor.block_sizes, marks.requested_sharding(tensor)
     if sizes is None or have is None or mesh_of(have) != mesh_of(mesh_placements.sharding):
         return None
     before, after = _names_of(have, len(sizes)), _names_of(mesh_placements.sharding, len(sizes))
-    kept = zip(sizes, before, after, strict=True)
+    axes = zip(sizes, before, after, strict=True)
     block_sizes = tuple(
-        own if names and names == target_names else None for own, names, target_names in kept
+        blocks if names and names == target_names else None for blocks, names, target_names in axes
     )
     return block_sizes if any(block_sizes) else None
 
@@ -176,7 +177,9 @@ def _kept_blocks(tensor: Any, mesh_placements: MeshPlacements) -> Sizes | None:
 def _is_sharded_as(tensor: Any, mesh_placements: MeshPlacements) -> bool:
     """Whether a tensor is split as a layout over its mesh says, in whatever blocks."""
     count = tensor.dim()
-    return _names_of(marks.asked(tensor), count) == _names_of(mesh_placements.sharding, count)
+    return _names_of(marks.requested_sharding(tensor), count) == _names_of(
+        mesh_placements.sharding, count
+    )
 
 
 def _names_of(sharding: Any, count: int) -> list[tuple[str, ...]]:
@@ -201,14 +204,39 @@ class _Moved(torch.autograd.Function):
     """`apply(tensor, sharding, that of the gradient, dtype, dtype while the gradient moves)`."""
 
     @staticmethod
-    def forward(ctx: Any, t: Any, there: Any, back: Any, dtype: Any, gradient_dtype: Any) -> Any:
-        ctx.how = t.dtype, there, back, dtype, gradient_dtype
-        if isinstance(there, AlongAxes):
-            return constrain_over_axes(t.to(dtype), there)
-        return laid_out(t.to(dtype), there)
+    def forward(ctx: Any, t: Any, target: Any, back: Any, dtype: Any, gradient_dtype: Any) -> Any:
+        ctx.how = t.dtype, target, back, dtype, gradient_dtype
+        if isinstance(target, AlongAxes):
+            return constrain_over_axes(t.to(dtype), target)
+        return constrained_evenly(t.to(dtype), target)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        dtype, there, back, moved_in, gradient_dtype = ctx.how
-        moved: Any = _Moved.apply(gradient[0], back, there, gradient_dtype, moved_in)
+        dtype, target, back, moved_in, gradient_dtype = ctx.how
+        moved: Any = _Moved.apply(gradient[0], back, target, gradient_dtype, moved_in)
         return moved.to(dtype), None, None, None, None
+
+
+def with_scaled_gradient(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    """A tensor whose gradient is `scale` times that of the result.
+
+    One tensor here may represent those of many devices, whose gradients are added.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> with_scaled_gradient(x, 4).sum().backward()
+    >>> x.grad
+    tensor([4., 4.])
+    """
+    result: Any = _Scaled.apply(tensor, scale)
+    return result
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, scale: float) -> Any:
+        ctx.scale = scale
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return gradient[0] * ctx.scale, None

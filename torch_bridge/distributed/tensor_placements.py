@@ -1,7 +1,7 @@
 """Placements over a `DeviceMesh` or submesh as shardings; and those of tensors.
 
-A placement per mesh dimension becomes a spec over the axes of the root's mesh: what a part of a
-mesh does not name stays whole.
+A placement per mesh dimension becomes a spec over the axes of the root's mesh; a tensor is
+replicated over the axes that are not in a submesh.
 
 >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 >>> from torch.distributed.tensor import Replicate, Shard
@@ -35,7 +35,7 @@ from isoshard.torch_bridge.engine.recording.tape import Tape, materialize
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
 from isoshard.torch_bridge.layout.graph_calls import is_traced
-from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.layout.layout_methods import body_of
 from isoshard.torch_bridge.placements.translation import placements_of, spec_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
@@ -47,16 +47,16 @@ Sharding = jax.sharding.NamedSharding
 
 
 class MeshPlacements(NamedTuple):
-    """A layout in both ways of saying it.
+    """A layout as placements and as a sharding.
 
     Args:
-        mesh: the mesh, or part of one, that the placements are for.
+        mesh: the mesh or submesh of the placements.
         placements: one per mesh dimension, tensor axes counted from the left.
         sharding: over the root's mesh.
         chunks: sizes of the shards along axes that several mesh dimensions split and that they do
-            not divide: those of torch.chunk, of each piece again.
+            not divide: those of torch.chunk, applied for each mesh dimension.
         is_open: whether the partitioner chooses the sharding over the axes of the root's mesh that
-            are not in `mesh`; `sharding` tells what is known. Otherwise it is whole along them.
+            are not in `mesh`; `sharding` has what is known. Otherwise it is replicated over them.
     """
 
     mesh: DeviceMesh
@@ -144,7 +144,7 @@ _PLACEMENTS: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKe
 def remember(tensor: DeviceTensor, mesh_placements: MeshPlacements) -> Any:
     """Record the placements of a tensor, which it then reports; returns the tensor."""
     if is_traced(tensor):
-        tensor._laid = mesh_placements
+        tensor._layout = mesh_placements
     elif not tensor._chain.ops:
         _PLACEMENTS[tensor._storage] = mesh_placements
         marks.note_chunks(tensor, mesh_placements.chunks)
@@ -196,11 +196,11 @@ def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
 def mesh_placements_of(tensor: DeviceTensor) -> MeshPlacements | None:
     """The placements of a tensor on the mesh it was placed on, else on its root; or None.
 
-    A view that shows a part of a split axis, as `t[:4]`, is gathered along that axis, as DTensor
-    gathers it; nothing moves before somebody uses it.
+    A view of a slice of a split axis, as `t[:4]`, is reported as gathered along that axis, as
+    DTensor gathers it; nothing moves before it is used.
     """
     if is_traced(tensor):
-        return getattr(tensor, "_laid", None)
+        return getattr(tensor, "_layout", None)
     sharding = view_layouts.sharding_of_view(tensor, gathered=True)
     mesh_placements = None if tensor._chain.ops else _PLACEMENTS.get(tensor._storage)
     if mesh_placements is not None and mesh_placements.is_open:
@@ -219,14 +219,14 @@ def mesh_placements_of(tensor: DeviceTensor) -> MeshPlacements | None:
 
 
 def over(mesh_placements: MeshPlacements, mesh: DeviceMesh) -> MeshPlacements:
-    """A layout by the dimensions of another part of the same mesh; another mesh changes nothing.
+    """A layout restated on another submesh of the same mesh; another mesh changes nothing.
 
     Args:
         mesh_placements: the layout.
-        mesh: the part, or all of it.
+        mesh: the submesh, or the mesh.
 
     Raises:
-        ShardingError: a flattened dimension of the part splits two axes of the tensor.
+        ShardingError: a flattened dimension of the submesh splits two axes of the tensor.
 
     >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
     >>> from torch.distributed.tensor import Replicate, Shard
@@ -241,8 +241,9 @@ def over(mesh_placements: MeshPlacements, mesh: DeviceMesh) -> MeshPlacements:
     dims_by_axis = [{by_axis[axis] for axis in axes} for axes in mesh.root_axes]
     if any(len(each) > 1 for each in dims_by_axis):
         raise ShardingError(
-            f"a tensor sharded as {mesh_placements.placements} on {mesh_placements.mesh} has "
-            f"no one placement along each dimension of {mesh}; redistribute it on that mesh first"
+            f"a tensor sharded as {mesh_placements.placements} on {mesh_placements.mesh} would "
+            f"have several placements along a dimension of {mesh}; redistribute it on that "
+            "mesh first"
         )
     placements = tuple(each.pop() for each in dims_by_axis)
     return MeshPlacements(mesh, placements, mesh_placements.sharding, is_open=mesh.is_part())
@@ -259,14 +260,14 @@ _KEYS: dict[Any, int] = {}
 
 @body_of("_layout_key")
 def layout_key(tensor: DeviceTensor) -> int:
-    """What `tensor._layout_key` is: equal for equal layouts, or for equal meshes of programs."""
+    """`tensor._layout_key`: equal for equal layouts, or for equal meshes of programs."""
     mesh_placements = mesh_placements_of(tensor) or mesh_of_program(tensor)
     return -1 if mesh_placements is None else _KEYS.setdefault(mesh_placements, len(_KEYS))
 
 
 @body_of("placements")
 def placements_of_tensor(tensor: DeviceTensor) -> tuple[Any, ...] | None:
-    """What `tensor.placements` is."""
+    """`tensor.placements`."""
     mesh_placements = mesh_placements_of(tensor)
     if mesh_placements is None and _is_computed(tensor):
         mesh_placements = mesh_placements_of(tensor)
@@ -279,7 +280,7 @@ def placements_of_tensor(tensor: DeviceTensor) -> tuple[Any, ...] | None:
 
 @body_of("device_mesh")
 def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
-    """What `tensor.device_mesh` is."""
+    """`tensor.device_mesh`."""
     mesh_placements = mesh_placements_of(tensor)
     if mesh_placements is not None:
         return mesh_placements.mesh
@@ -298,7 +299,7 @@ def is_placed(tensor: DeviceTensor) -> bool:
     return marks.is_recorded(tensor) and mesh_of_program(tensor) is not None
 
 
-def is_nowhere(tensor: DeviceTensor) -> bool:
+def is_on_no_mesh(tensor: DeviceTensor) -> bool:
     """Whether a tensor is certainly on no mesh, nor computed from one that is."""
     if is_traced(tensor):
         return False
@@ -328,7 +329,8 @@ def mesh_of_program(tensor: DeviceTensor) -> DeviceMesh | None:
     return device_mesh_of(meshes.pop()) if len(meshes) == 1 else None
 
 
-def mark(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
-    """Lay a tensor's own memory out; returns the tensor."""
-    mark_sharding(tensor, mesh_of(laid.sharding), laid.sharding.spec)
-    return remember(tensor, laid)
+def mark(tensor: DeviceTensor, mesh_placements: MeshPlacements) -> Any:
+    """Mark a tensor with a layout; returns the tensor."""
+    sharding = mesh_placements.sharding
+    mark_sharding(tensor, mesh_of(sharding), sharding.spec)
+    return remember(tensor, mesh_placements)

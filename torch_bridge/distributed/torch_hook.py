@@ -2,8 +2,8 @@
 
 For a mesh of device type `"xla"` both import a function from `torch_xla.distributed.spmd` and call
 it. `install` answers that import, and no other, with isoshard's functions; where the real torch_xla
-is there, or `drop_in` took its place, theirs is found first. Nothing named `torch_xla` stays
-behind. Of torch's own meshes those of type `"xla"` need no process group.
+is installed, or `drop_in` has replaced it, theirs is found first. No module named `torch_xla`
+remains in `sys.modules`. Of torch's own meshes those of type `"xla"` need no process group.
 
 >>> import sys, torch, isoshard.torch_bridge as xs
 >>> from torch.distributed.tensor import Shard, distribute_tensor
@@ -53,7 +53,7 @@ class _HookFinder(importlib.abc.MetaPathFinder):
 
 
 class _HookLoader(importlib.abc.Loader):
-    """Makes modules that are forgotten once a function was taken from the last."""
+    """Makes modules that are removed once a function was taken from the last."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """An empty module; the last one gives the functions."""

@@ -37,10 +37,10 @@ from isoshard.torch_bridge.common.argument_types import Opaque
 from isoshard.torch_bridge.distributed import _functional_collectives as collectives
 from isoshard.torch_bridge.distributed import along, redistribution, tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
-from isoshard.torch_bridge.distributed.one_process import DeviceType
+from isoshard.torch_bridge.distributed.single_controller import DeviceType
 from isoshard.torch_bridge.distributed.tensor import DTensor, distributing
 from isoshard.torch_bridge.distributed.tensor.parallel import module_border
-from isoshard.torch_bridge.layout.method_bodies import BODIES
+from isoshard.torch_bridge.layout.layout_methods import BODIES
 from isoshard.torch_bridge.spmd import gradients, marking
 from isoshard.torch_bridge.spmd.mesh import Mesh
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
@@ -107,7 +107,10 @@ class _Verb:
                 tensor_placements.remember(tensor, laid)
             result = self.call(tensor, **constants, **symbols)
             if self.lays and tensor_placements.is_traced(result):
-                result._laid, result._mesh = None, device_mesh_of(_mesh_in(constants)).root
+                result._layout, result._mesh = (
+                    None,
+                    device_mesh_of(_mesh_in(constants)).root,
+                )
             return result
 
         node.__name__ = node.__qualname__ = self.name

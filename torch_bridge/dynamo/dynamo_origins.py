@@ -4,8 +4,9 @@ An input lies as it lies. Its layout is read, and guarded, once somebody asks fo
 what lays out has a layout of its own. Of anything else only the mesh is known, by the inputs that
 it is made of; and that it is whole if all of these are, since each device can compute it.
 
-A layout is noted with the fake tensor: `_laid`; `_mesh`, the mesh of one that is laid out in a
-way that is not told; and `_input` for what an input was (its source for dynamo, and the tensor).
+A layout is noted with the fake tensor: `_layout`; `_mesh`, the mesh of one that is laid
+out in a way that is not told; and `_input` for what an input was (its source for dynamo, and the
+tensor).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def is_of_pieces(tensor: Opaque) -> bool:
     example = tensor.as_proxy().node.meta.get("example_value")
     for one in (example, viewed(example)):
         if (origin := getattr(one, "_input", None)) is not None:
-            guard(hooks.ATTRIBUTE.found()(origin[0], "_of_pieces"), "EQUALS_MATCH")
+            guard(hooks.ATTRIBUTE.found()(origin[0], "_is_local"), "EQUALS_MATCH")
             return module_border.is_local_tensor(origin[1]())
         if module_border.is_local_tensor(one):
             return True
@@ -97,13 +98,13 @@ def layout(tensor: Opaque) -> MeshPlacements | None:
 
 def _laid(node: Any) -> Any:
     example = node.meta.get("example_value")
-    laid, origin = getattr(example, "_laid", None), getattr(example, "_input", None)
+    laid, origin = getattr(example, "_layout", None), getattr(example, "_input", None)
     if laid is not None or origin is None:
         return laid
     source, tensor = origin
     guard(hooks.ATTRIBUTE.found()(source, "_layout_key"), "EQUALS_MATCH")
-    example._laid = tensor_placements.mesh_placements_of(tensor())
-    return example._laid
+    example._layout = tensor_placements.mesh_placements_of(tensor())
+    return example._layout
 
 
 def _origins(tensor: Any) -> Iterator[MeshPlacements | DeviceMesh]:

@@ -132,7 +132,7 @@ def say(tensor: lazy_tensor.LazyTensor, sharding: NamedSharding) -> None:
         return
     value = lazy_tensor.read(tensor)
     if value.array is None and isinstance(sharding.mesh, Mesh):
-        marks.lies(tensor, sharding)
+        marks.mark_result(tensor, sharding)
     else:
         SAID[value] = sharding
 

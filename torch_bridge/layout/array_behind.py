@@ -1,4 +1,4 @@
-"""The array behind one tensor on the `jax` device: taken out, or in another layout."""
+"""The JAX array of a tensor on the `jax` device, as it is or with another sharding."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from isoshard.torch_bridge.engine.values.value import Value, placed_layout
 def array_behind(
     x: lazy_tensor.LazyTensor, sharding: LayoutLike, copy: bool | None, name: str
 ) -> Any:
-    """The very array of a tensor, or where a copy or another layout is asked for, that.
+    """The array of a tensor, or if a copy or another sharding is requested, a new array.
 
     Args:
         x: a tensor on the `jax` device; it is computed if need be.
-        sharding: the layout wanted, or None.
+        sharding: of the result, or None.
         copy: as of `iso.to_jax`.
         name: of the tensor, for messages.
     """
@@ -35,16 +35,16 @@ def array_behind(
     if isinstance(array, Tracer):
         return reshard_array(array, sharding)
     if copy or (sharding is not None and placed_layout(array) != layout_numbers.intern(sharding)):
-        found = in_layout(array, sharding, copy, name)
-        value.shared |= input_placement.may_alias(array, found)
+        result = in_layout(array, sharding, copy, name)
+        value.shared |= input_placement.may_alias(array, result)
     else:
-        found = array
+        result = array
         value.shared = True
-    return found if sharding is not None else on_users_mesh(found, value)
+    return result if sharding is not None else on_users_mesh(result, value)
 
 
 def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
-    """How the array of a value lies, said on the mesh that its user knows."""
+    """The sharding of a value's array, restated on the mesh that the user passed."""
     mesh = layout_numbers.users_mesh(value.layout)
     if mesh is None or not layout_numbers.is_restated(value.layout):
         return sharding
@@ -52,20 +52,20 @@ def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
 
 
 def on_users_mesh(array: ArrayLike, value: Value) -> Any:
-    """The array of a value, or one in blocks, on the mesh that its user knows."""
+    """The array of a value, or one in blocks, on the mesh that the user passed."""
     if not layout_numbers.is_restated(value.layout):
         return array
     if isinstance(array, UnevenArray):
         return UnevenArray(on_users_mesh(array.array, value), array.shape, array.sizes)
-    found: Any = array
-    return jax.device_put(found, users_sharding(value, found.sharding))
+    jax_array: Any = array
+    return jax.device_put(jax_array, users_sharding(value, jax_array.sharding))
 
 
 def in_layout(array: ArrayLike, layout: LayoutLike, copy: bool | None, name: str) -> Any:
-    """A JAX array, or one in blocks, in another layout.
+    """A JAX array, or one in blocks, with another sharding.
 
     Raises:
-        CopyError: `copy` is False, and the layout takes new memory.
+        CopyError: `copy` is False, and the sharding takes new memory.
     """
     if not isinstance(array, UnevenArray) and not isinstance(layout, BlockLayout):
         return reshard_array(array, layout, copy=copy, name=name)

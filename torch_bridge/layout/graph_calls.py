@@ -1,17 +1,17 @@
-"""What records an entry by hand, as one operator of a graph that torch traces.
+"""Functions that record an entry of the tape, as operators in graphs that torch traces.
 
-A constraint, a cut into pieces and their joining are functions of one tensor and some constants,
-and write an entry on the tape. `torch.compile` traces with tensors that have no value, so there the
-function becomes a node, `torch.ops.isoshard.layout(tensor, number)`. When the graph runs, the node
-calls the function. So the gradient of either is the same `torch.autograd.Function`.
+A constraint, and splitting and joining shards, are functions of one tensor and some constants that
+record an entry of the tape. `torch.compile` traces with tensors that have no value, so there such a
+function becomes a node, `torch.ops.isoshard.layout(tensor, call_id)`, which calls it when the graph
+runs. Both have the same `torch.autograd.Function`, and so the same gradient.
 
 >>> def scaled(t, times):
 ...     return t * times
->>> laid_by(scaled, same_shape, torch.ones(2, device="jax"), 2)
+>>> record_or_trace(scaled, same_shape, torch.ones(2, device="jax"), 2)
 tensor([2., 2.], device='jax:0')
 
-Number and function are one for equal constants, which are kept for the life of the process: there
-are as many as a program names layouts.
+Equal functions and constants have one id. They are never removed: there are as many as a program
+has shardings.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class _GraphCall(NamedTuple):
 
 
 _CALLS: list[_GraphCall] = []
-_NUMBERS: dict[_GraphCall, int] = {}
-_NUMBERING = threading.Lock()
+_IDS: dict[_GraphCall, int] = {}
+_IDS_LOCK = threading.Lock()
 
 _LIBRARY = torch.library.Library("isoshard", "DEF")  # for the life of the process
 _LIBRARY.define("layout(Tensor t, int call) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _LIBRARY.define("mark(Tensor t, int call) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def laid_by(
+def record_or_trace(
     record: Callable[..., Any],
     shape: Callable[..., Sequence[int]],
     tensor: DeviceTensor,
@@ -58,52 +58,52 @@ def laid_by(
     Args:
         record: makes a new tensor of one on the `jax` device; below autograd.
         shape: of the result, `shape(shape of the tensor, *constants)`.
-        tensor: on the `jax` device, or the one that torch traces in its place.
+        tensor: on the `jax` device, or traced by torch.
         *constants: hashable.
     """
     if isinstance(tensor, lazy_tensor.LazyTensor):
         return record(tensor, *constants)
-    number = _number(_GraphCall(record, shape, constants))
-    return torch.ops.isoshard.layout.default(tensor, number)
+    call_id = _id_of(_GraphCall(record, shape, constants))
+    return torch.ops.isoshard.layout.default(tensor, call_id)
 
 
-def mark_by(record: Callable[..., Any], tensor: DeviceTensor, *constants: Opaque) -> None:
+def mark_or_trace(record: Callable[..., Any], tensor: DeviceTensor, *constants: Opaque) -> None:
     """`record(tensor, *constants)`, or its node where torch traces.
 
     Args:
-        record: says something of the tensor, and changes no element.
-        tensor: on the `jax` device, or the one that torch traces in its place.
+        record: annotates the tensor, and changes no element.
+        tensor: on the `jax` device, or traced by torch.
         *constants: hashable.
     """
     if isinstance(tensor, lazy_tensor.LazyTensor):
         record(tensor, *constants)
     else:
-        number = _number(_GraphCall(record, same_shape, constants))
-        torch.ops.isoshard.mark.default(tensor, number)
+        call_id = _id_of(_GraphCall(record, same_shape, constants))
+        torch.ops.isoshard.mark.default(tensor, call_id)
 
 
-def _number(call: _GraphCall) -> int:
-    with _NUMBERING:
-        number = _NUMBERS.setdefault(call, len(_CALLS))
-        if number == len(_CALLS):
+def _id_of(call: _GraphCall) -> int:
+    with _IDS_LOCK:
+        call_id = _IDS.setdefault(call, len(_CALLS))
+        if call_id == len(_CALLS):
             _CALLS.append(call)
-    return number
+    return call_id
 
 
 def same_shape(shape: Shape, *_: Opaque) -> Shape:
-    """The shape of a result that has its operand's."""
+    """The shape of a result that has the shape of its operand."""
     return shape
 
 
 def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for one on the device, in a graph that torch traces."""
+    """Whether a tensor is one on the device as torch traces it, without a value."""
     ours = tensor.device.type in naming.OURS
     return ours and not isinstance(tensor, lazy_tensor.LazyTensor)
 
 
 def _run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    tensor, number = args
-    call = _CALLS[number]
+    tensor, call_id = args
+    call = _CALLS[call_id]
     return call.record(tensor, *call.constants)
 
 
@@ -111,14 +111,14 @@ def _run_mark(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     _run(args, kwargs)
 
 
-def _alike(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    call = _CALLS[number]
+def _fake_result(tensor: torch.Tensor, call_id: int) -> torch.Tensor:
+    call = _CALLS[call_id]
     return tensor.new_empty(tuple(call.shape(tuple(tensor.shape), *call.constants)))
 
 
 SPECIAL["isoshard::layout"] = _run
 SPECIAL["isoshard::mark"] = _run_mark
-torch.library.register_fake("isoshard::layout", _alike, lib=_LIBRARY)
-torch.library.register_fake("isoshard::mark", lambda tensor, number: None, lib=_LIBRARY)
+torch.library.register_fake("isoshard::layout", _fake_result, lib=_LIBRARY)
+torch.library.register_fake("isoshard::mark", lambda tensor, call_id: None, lib=_LIBRARY)
 with optional():
     has_side_effect(torch.ops.isoshard.mark.default)

@@ -1,17 +1,17 @@
-"""Marks: the layout a user asked for, kept with a tensor's memory, and torch_xla's words for it.
+"""Marks: the requested sharding of a tensor's memory, and torch_xla's strings for shardings.
 
 >>> from isoshard import P, make_mesh
 >>> sharding = jax.sharding.NamedSharding(make_mesh((2, 4), ("x", "y")), P(None, "y"))
 >>> spec_string(sharding, 2), sharding_type(sharding, 2)
 ('{devices=[1,4,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}', <ShardingType.PARTIAL: 5>)
 
-In these strings, as in torch_xla's, a device is its place in `jax.devices()`, and the devices that
-hold copies of one block are in ascending order. (The strings of `isoshard.core` count along the
-mesh; the two differ for a mesh that takes its devices in another order.)
+In these strings, as in torch_xla's, a device is its index in `jax.devices()`, and the replicas of a
+block are in ascending order. (The strings of `isoshard.core` count along the mesh; the two differ
+for a mesh that has its devices in another order.)
 
-The layout of the values may be another than the one asked for: JAX has no buffers of unequal
-pieces, and XLA's partitioner puts unequal blocks in wrong places (`axis_types.dividing`), so an
-axis that does not divide stays whole. `asked` gives the former.
+The sharding of the values may differ from the requested one: JAX has no buffers of unequal sizes,
+and XLA's partitioner puts unequal blocks at wrong indices (`axis_types.dividing`), so an axis that
+does not divide is replicated. `requested_sharding` returns the former.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from isoshard.torch_bridge.execution.runtime import PENDING
 Sharding = jax.sharding.NamedSharding
 Layout = Sharding | BlockLayout
 Chunks = tuple[tuple[int, tuple[int, ...]], ...]
-"""Some axes, each with the sizes of its pieces."""
+"""(axis, sizes of its shards), of some axes."""
 
 
 class ShardingType(enum.IntEnum):
-    """How a layout divides a tensor, with torch_xla's numbers.
+    """How a sharding divides a tensor, with torch_xla's values.
 
-    The layouts of tensors here are replicated, tiled or partial.
+    Shardings of tensors here are replicated, tiled or partial.
 
     Attributes:
-        REPLICATED: every device holds the whole.
-        MAXIMAL: one device holds the whole.
+        REPLICATED: every device has all elements.
+        MAXIMAL: one device has all elements.
         TUPLE: of several arrays.
-        TILED: every device holds a block of its own.
-        MANUAL: each device holds a value of its own.
-        PARTIAL: several devices hold each block.
-        UNKNOWN: nothing is known.
+        TILED: every device has a block of its own.
+        MANUAL: each device has a value of its own.
+        PARTIAL: each block is on several devices.
+        UNKNOWN: not specified.
 
     Example:
         >>> import torch, isoshard.torch_bridge as xs
@@ -83,10 +83,10 @@ class ShardingType(enum.IntEnum):
     UNKNOWN = 6
 
 
-# What was asked for memory that lies otherwise: uneven layouts, and None after `clear`.
-_ASKED: weakref.WeakKeyDictionary[Storage, Sharding | None] = weakref.WeakKeyDictionary()
+# The requested sharding of memory with another one: uneven shardings; None after `clear`.
+_REQUESTED: weakref.WeakKeyDictionary[Storage, Sharding | None] = weakref.WeakKeyDictionary()
 
-# The sizes of the pieces along axes that several mesh dimensions split one after the other.
+# The sizes of the shards along axes that several mesh dimensions split one after the other.
 _CHUNKS: weakref.WeakKeyDictionary[Storage, Chunks] = weakref.WeakKeyDictionary()
 
 # The spec of a mark as torch_xla's scripts wrote it: axes by number, an entry for every axis.
@@ -94,53 +94,53 @@ _WRITTEN: weakref.WeakKeyDictionary[Storage, Any] = weakref.WeakKeyDictionary()
 
 
 def placed(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
-    """The layout that the buffers of a tensor have or will get, None if it is on no mesh."""
+    """The sharding that the buffers of a tensor have or will get, None if it is on no mesh."""
     return None if tensor._chain.ops else sharding_of_memory(tensor._storage)
 
 
 def sharding_of_memory(storage: Storage) -> Sharding | None:
-    """The layout that the buffers of a tensor's memory have or will get; None on no mesh."""
+    """The sharding that the buffers of a tensor's memory have or will get; None on no mesh."""
     if storage.annotation is not None:
         return storage.annotation
     if storage.value.layout == layout_numbers.UNPLACED:
         return None
-    found = layout_numbers.as_named(storage.value.layout)
-    found = found.sharding if isinstance(found, BlockLayout) else found
-    return found if isinstance(found, Sharding) else None
+    layout = layout_numbers.as_named(storage.value.layout)
+    sharding = layout.sharding if isinstance(layout, BlockLayout) else layout
+    return sharding if isinstance(sharding, Sharding) else None
 
 
-def asked(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
-    """The layout that a tensor was marked with, else that of its buffers; None without one."""
-    if _ASKED and not tensor._chain.ops and tensor._storage in _ASKED:
-        return _ASKED[tensor._storage]
+def requested_sharding(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
+    """The sharding that a tensor was marked with, else that of its buffers; None without one."""
+    if _REQUESTED and not tensor._chain.ops and tensor._storage in _REQUESTED:
+        return _REQUESTED[tensor._storage]
     return placed(tensor)
 
 
 def marked(tensor: DeviceTensor) -> Sharding | None:
-    """The layout that a tensor's memory was marked with, None if nobody has."""
+    """The sharding that a tensor's memory was marked with, or None."""
     if tensor._chain.ops:
         return None
-    return _ASKED.get(tensor._storage) or tensor._storage.annotation
+    return _REQUESTED.get(tensor._storage) or tensor._storage.annotation
 
 
 def written(tensor: lazy_tensor.LazyTensor) -> Any:
-    """The spec that a mark was written with, where it was noted; else None."""
+    """The spec of a mark as it was written, if it was noted; else None."""
     return _WRITTEN.get(tensor._storage) if _WRITTEN and not tensor._chain.ops else None
 
 
 def note_written(tensor: lazy_tensor.LazyTensor, spec: SpecLike) -> None:
-    """Let `written` tell the spec of a mark that the tensor has."""
+    """Record the spec of a tensor's mark for `written`."""
     if not tensor._chain.ops:
         _WRITTEN[tensor._storage] = spec
 
 
 def chunks(tensor: lazy_tensor.LazyTensor) -> Chunks:
-    """The axes whose pieces `note_chunks` has told."""
+    """The axes with shards of unequal sizes, as recorded by `note_chunks`."""
     return _CHUNKS.get(tensor._storage, ()) if _CHUNKS and not tensor._chain.ops else ()
 
 
 def note_chunks(tensor: lazy_tensor.LazyTensor, sizes: Chunks) -> None:
-    """Say how large the pieces of a mark are, where they are not of one size and filled up."""
+    """Record the sizes of the shards of a mark, where they are unequal and not padded."""
     if sizes and not tensor._chain.ops:
         _CHUNKS[tensor._storage] = sizes
 
@@ -152,71 +152,71 @@ def is_recorded(tensor: lazy_tensor.LazyTensor) -> bool:
 
 
 def annotate(
-    tensor: lazy_tensor.LazyTensor, sharding: Layout, *, ask: Sharding | None = None
+    tensor: lazy_tensor.LazyTensor, sharding: Layout, *, requested: Sharding | None = None
 ) -> None:
-    """Ask for a layout; the data follows with the next execution.
+    """Mark a tensor with a sharding; data moves with the next execution.
 
     Args:
         tensor: on the `jax` device.
         sharding: fits the tensor's rank, and splits its shape evenly; or blocks of given sizes.
-        ask: the layout that was meant, where some axis does not divide.
+        requested: the requested sharding, where some axis does not divide.
     """
-    here = recorder()
-    captured = here.capture is not None and not here.plans
+    current = recorder()
+    captured = current.capture is not None and not current.plans
     if is_recorded(tensor) or tensor._chain.ops or captured:
-        constrain_in_place(tensor, sharding, ask)
+        constrain_in_place(tensor, sharding, requested)
         return
     lazy_tensor.move(tensor, layout_numbers.intern(sharding))
     PENDING.append(tensor._storage)
-    keep(tensor, sharding, ask)
+    keep(tensor, sharding, requested)
 
 
 def constrain_in_place(
-    tensor: lazy_tensor.LazyTensor, sharding: Layout, ask: Sharding | None
+    tensor: lazy_tensor.LazyTensor, sharding: Layout, requested: Sharding | None
 ) -> None:
-    """Lay a tensor's value out in the program being recorded, over whatever mark it has.
+    """Constrain a tensor's value in the program being recorded, whatever its mark.
 
     Args:
         tensor: on the `jax` device.
         sharding: as for `annotate`.
-        ask: as for `annotate`.
+        requested: as for `annotate`.
     """
     lazy_tensor.write(tensor, constrain(lazy_tensor.read(tensor), layout_numbers.intern(sharding)))
     if not tensor._chain.ops:
-        keep(tensor, sharding, ask)
+        keep(tensor, sharding, requested)
 
 
-def laid_out(
-    tensor: lazy_tensor.LazyTensor, sharding: Sharding, ask: Sharding | None = None
+def constrained(
+    tensor: lazy_tensor.LazyTensor, sharding: Sharding, requested: Sharding | None = None
 ) -> Any:
-    """A new tensor with the same elements in another layout; `tensor` stays as it is.
+    """A new tensor with the same elements and another sharding; `tensor` is not modified.
 
     Args:
         tensor: on the `jax` device.
         sharding: as for `annotate`.
-        ask: as for `annotate`.
+        requested: as for `annotate`.
     """
     value = constrain(lazy_tensor.read(tensor), layout_numbers.intern(sharding))
     result = lazy_tensor.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
-    keep(result, sharding, ask)
+    keep(result, sharding, requested)
     return result
 
 
-def keep(tensor: lazy_tensor.LazyTensor, sharding: Layout, ask: Sharding | None) -> None:
-    """Note a mark in a tensor's memory, and let gradients follow it."""
+def keep(tensor: lazy_tensor.LazyTensor, sharding: Layout, requested: Sharding | None) -> None:
+    """Record a mark in a tensor's memory, and constrain its gradients to it."""
     blocks = isinstance(sharding, BlockLayout)
     tensor._storage.annotation = sharding.sharding if blocks else sharding
     _WRITTEN.pop(tensor._storage, None)
     _CHUNKS.pop(tensor._storage, None)
-    if ask is not None:
-        _ASKED[tensor._storage] = ask
+    if requested is not None:
+        _REQUESTED[tensor._storage] = requested
     else:
-        _ASKED.pop(tensor._storage, None)
+        _REQUESTED.pop(tensor._storage, None)
     keep_gradient_layout(tensor)
 
 
-def lies(tensor: lazy_tensor.LazyTensor, layout: Layout) -> None:
-    """Note how a new result lies: the program that will compute it lays it out so.
+def mark_result(tensor: lazy_tensor.LazyTensor, layout: Layout) -> None:
+    """Record the sharding of a new result, which the program that computes it will give it.
 
     Args:
         tensor: with memory of its own.
@@ -229,7 +229,7 @@ def lies(tensor: lazy_tensor.LazyTensor, layout: Layout) -> None:
 
 
 def clear(tensor: lazy_tensor.LazyTensor) -> None:
-    """Forget a tensor's mark, and make it whole on every device of its mesh."""
+    """Remove a tensor's mark, and replicate it over its mesh."""
     present = tensor._storage.annotation
     if present is None or tensor._chain.ops:
         return
@@ -237,23 +237,23 @@ def clear(tensor: lazy_tensor.LazyTensor) -> None:
     tensor._storage.annotation = None
     _WRITTEN.pop(tensor._storage, None)
     _CHUNKS.pop(tensor._storage, None)
-    _ASKED[tensor._storage] = None
+    _REQUESTED[tensor._storage] = None
 
 
 def is_cleared(tensor: lazy_tensor.LazyTensor) -> bool:
-    """Whether `clear` was the last that was said of the layout of a tensor's memory."""
-    return _ASKED.get(tensor._storage, ...) is None
+    """Whether a tensor's memory was not marked since `clear`."""
+    return _REQUESTED.get(tensor._storage, ...) is None
 
 
 def is_on_host(tensor: lazy_tensor.LazyTensor) -> bool:
-    """Whether no device has seen the tensor's memory yet."""
+    """Whether the tensor's memory is on the host only."""
     return isinstance(tensor._storage.value.array, np.ndarray)
 
 
 def annotated(
     x: torch.Tensor, value: Value, layout: LayoutLike, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """A tensor of `value` in the place of `x`; being a parameter and `requires_grad` are kept."""
+    """A tensor of `value` with the class and `requires_grad` of `x`."""
     tensor = lazy_tensor.fresh(Aval.contiguous(shape, x.dtype), value)
     tensor._storage.annotation = layout.sharding if isinstance(layout, BlockLayout) else layout
     torch.Tensor.requires_grad_(tensor, x.requires_grad)
@@ -266,48 +266,43 @@ def annotated(
 
 
 def take_over(tensor: lazy_tensor.LazyTensor, before: Sharding | None) -> None:
-    """Lay memory that a tensor was given out as what it had before, unless it has a mark itself.
-
-    Args:
-        tensor: with the new memory.
-        before: the mark of the memory that it had.
-    """
+    """Mark the new memory of a tensor as its old memory, unless it has a mark itself."""
     if before is None or marked(tensor) is not None:
         return
     shape = tuple(tensor.shape)
     fits = not tensor._chain.ops and len(before.spec) <= len(shape)
     if fits and dividing(before, shape) == before:
-        (lies if tensor._storage.value.array is None else annotate)(tensor, before)
+        (mark_result if tensor._storage.value.array is None else annotate)(tensor, before)
     elif any(before.spec):
         warn_user(
-            f"tensor.data = ..: the new data of shape {shape} cannot be laid out by {before.spec} "
-            f"as the old, so that layout is lost. {_LAY_OUT}",
+            f"tensor.data = ..: the new data of shape {shape} cannot be sharded as {before.spec} "
+            f"like the old, so that sharding is lost. {_HOW_TO_SHARD}",
             ReplicationWarning,
         )
 
 
-_LAY_OUT = "Lay the new data out first, iso.shard(new, mesh, spec), or write it with copy_."
+_HOW_TO_SHARD = "Shard the new data first, iso.shard(new, mesh, spec), or write it with copy_."
 
 
 def copy_mark(source: lazy_tensor.LazyTensor, target: lazy_tensor.LazyTensor) -> None:
-    """Let `target`, a copy of `source`, be marked as that."""
-    if source._storage in _ASKED:
-        _ASKED[target._storage] = _ASKED[source._storage]
+    """Give `target`, a copy of `source`, the same mark."""
+    if source._storage in _REQUESTED:
+        _REQUESTED[target._storage] = _REQUESTED[source._storage]
     note_chunks(target, chunks(source))
 
 
 def keep_gradient_layout(tensor: lazy_tensor.LazyTensor) -> None:
-    """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
+    """Shard the gradients of a leaf as the leaf, and with them what optimizers make of them."""
     if tensor.requires_grad and is_leaf(tensor):
-        if _lay_out_gradient not in (gradient_hooks(tensor) or {}).values():
-            tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
+        if _constrain_gradient not in (gradient_hooks(tensor) or {}).values():
+            tensor.register_post_accumulate_grad_hook(_constrain_gradient)
 
 
 def is_leaf(tensor: lazy_tensor.LazyTensor) -> bool:
-    """Whether no operation made it; of some views torch no longer says so, as of no leaf.
+    """Whether a tensor is a leaf; False where `tensor.is_leaf` raises.
 
-    It refuses for one of several views of memory that was written to since. To lay out memory asks
-    nothing of autograd, so this is for the operation to say that reads the view.
+    It raises for one of several views of memory that was written to since. Sharding memory needs
+    nothing of autograd, so the error is left to the operation that reads the view.
     """
     try:
         return tensor.is_leaf
@@ -315,30 +310,31 @@ def is_leaf(tensor: lazy_tensor.LazyTensor) -> bool:
         return False
 
 
-def _lay_out_gradient(leaf: Any) -> None:
-    held = leaf.grad
-    if isinstance(held, lazy_tensor.LazyTensor):
-        laid = laid_out_as(leaf, held)
-        if laid is not held:
-            leaf.grad = laid
+def _constrain_gradient(leaf: Any) -> None:
+    gradient = leaf.grad
+    if isinstance(gradient, lazy_tensor.LazyTensor):
+        sharded = gradient_sharded_as(leaf, gradient)
+        if sharded is not gradient:
+            leaf.grad = sharded
 
 
-def laid_out_as(leaf: DeviceTensor, held: lazy_tensor.LazyTensor) -> torch.Tensor:
-    """A gradient laid out as the leaf that it is of: itself, or a copy where it is a view.
+def gradient_sharded_as(leaf: DeviceTensor, gradient: DeviceTensor) -> torch.Tensor:
+    """A gradient sharded as its leaf: itself, or a copy where it is a view.
 
     Args:
         leaf: a tensor on the device.
-        held: its gradient, of the same shape.
+        gradient: of the leaf, of the same shape.
     """
-    gradient: Any = held
-    layout, meant = leaf._storage.value.layout, _ASKED.get(leaf._storage)
+    layout, requested = leaf._storage.value.layout, _REQUESTED.get(leaf._storage)
     if gradient._chain.ops:  # a view has no layout of its own
-        marked = meant or leaf._storage.annotation is not None
+        marked = requested or leaf._storage.annotation is not None
         if gradient.requires_grad or not (marked or _is_split(layout)):
             return gradient
         gradient = gradient.clone()
-    if meant and not gradient.requires_grad:
-        if _ASKED.get(gradient._storage, meant) != meant:  # another leaf has the same gradient
+    if requested and not gradient.requires_grad:
+        if (
+            _REQUESTED.get(gradient._storage, requested) != requested
+        ):  # another leaf has the same gradient
             gradient = gradient.clone()
         copy_mark(leaf, gradient)
     value = gradient._storage.value
@@ -351,19 +347,19 @@ def laid_out_as(leaf: DeviceTensor, held: lazy_tensor.LazyTensor) -> torch.Tenso
     return gradient
 
 
-def _is_split(number: int) -> bool:
+def _is_split(layout_id: int) -> bool:
     """Whether a layout splits an axis."""
-    return number != layout_numbers.UNPLACED and any(
-        getattr(layout_numbers.sharding(number), "spec", ())
+    return layout_id != layout_numbers.UNPLACED and any(
+        getattr(layout_numbers.sharding(layout_id), "spec", ())
     )
 
 
 @cached(4096)
 def spec_string(sharding: Sharding, ndim: int) -> str:
-    """Write a layout as torch_xla does; see the module's description.
+    """A sharding as torch_xla writes it; see the module's description.
 
     Args:
-        sharding: the layout.
+        sharding: the sharding.
         ndim: rank of the tensor.
     """
     grid = groups(sharding, ndim)
@@ -377,7 +373,7 @@ def spec_string(sharding: Sharding, ndim: int) -> str:
 
 @cached(4096)
 def sharding_type(sharding: Sharding, ndim: int) -> ShardingType:
-    """Whether a layout is replicated, tiled, or tiled and partly replicated."""
+    """Whether a sharding is replicated, tiled, or tiled and partly replicated."""
     tiles = Tiles.from_sharding(sharding, ndim)
     if math.prod(tiles.blocks) == 1:
         return ShardingType.REPLICATED
@@ -386,20 +382,20 @@ def sharding_type(sharding: Sharding, ndim: int) -> ShardingType:
 
 @cached(4096)
 def groups(sharding: Sharding, ndim: int) -> np.ndarray:
-    """The devices of each block, as torch_xla numbers and orders them.
+    """The ordinals of the devices of each block, in torch_xla's order.
 
     Returns:
         Integers of shape (blocks along each tensor axis .., replicas).
     """
-    numbers = np.array([ordinal(device) for device in mesh_of(sharding).devices.flat])
-    return np.sort(numbers[Tiles.from_sharding(sharding, ndim).grid], axis=-1)
+    ordinals = np.array([ordinal(device) for device in mesh_of(sharding).devices.flat])
+    return np.sort(ordinals[Tiles.from_sharding(sharding, ndim).grid], axis=-1)
 
 
 @functools.cache
 def ordinal(device: Device) -> int:
-    """A device's place among all devices of its kind."""
+    """The index of a device in `jax.devices(platform)`."""
     return jax.devices(device.platform).index(device)
 
 
-def _join(numbers: Any) -> str:
-    return ",".join(map(str, numbers))
+def _join(integers: Any) -> str:
+    return ",".join(map(str, integers))

@@ -1,4 +1,4 @@
-"""The pieces of a tensor in blocks of unequal sizes: each is as large as what is valid in it.
+"""The shards of a tensor in blocks of unequal sizes, without their padding.
 
 >>> import isoshard as iso, isoshard.torch_bridge as xs
 >>> mesh = iso.make_mesh((4,), ("x",))
@@ -26,58 +26,55 @@ from isoshard.core.layout.uneven import UnevenArray
 from . import marks
 
 
-def pieces(u: UnevenArray) -> list[Shard]:
-    """The valid part of each piece on this process's devices, in the order of `jax.devices()`."""
+def valid_shards(u: UnevenArray) -> list[Shard]:
+    """The valid elements of this process's shards, in the order of `jax.devices()`."""
     return sorted(core_shards(u), key=lambda shard: marks.ordinal(shard.device))
 
 
 def put(
     u: UnevenArray,
-    given: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     name_of: Callable[[Any], str],
     to_host: Callable[[torch.Tensor], np.ndarray],
 ) -> UnevenArray:
-    """An array of new pieces in the blocks of another.
+    """An array of new shards in the blocks of another array.
 
     Args:
-        u: says how the pieces lie.
-        given: a tensor for each device, by its name.
+        u: the other array.
+        tensors: a shard for each device, by its name.
         name_of: names a device.
         to_host: a tensor's elements in the dtype of `u`.
 
-    Returns:
-        An array of the same layout.
-
     Raises:
-        RuntimeError: pieces are missing, or have other sizes.
+        RuntimeError: shards are missing, or have other sizes.
     """
-    have = pieces(u)
+    have = valid_shards(u)
     names = [name_of(shard.device) for shard in have]
-    if sorted(given) != sorted(names):
+    if sorted(tensors) != sorted(names):
         raise RuntimeError(
-            f"{len(given)} pieces for devices {sorted(given)} do not make a tensor on "
-            f"{len(names)} devices of this process, {sorted(names)}; give one for each"
+            f"{len(tensors)} shards for devices {sorted(tensors)} do not make a tensor on "
+            f"{len(names)} devices of this process, {sorted(names)}; pass one for each"
         )
     wrong = [
-        f"{name} has {tuple(given[name].shape)} for {shard.data.shape}"
+        f"{name} has {tuple(tensors[name].shape)} for {shard.data.shape}"
         for name, shard in zip(names, have, strict=True)
-        if tuple(given[name].shape) != shard.data.shape
+        if tuple(tensors[name].shape) != shard.data.shape
     ]
     if wrong:
         raise RuntimeError(
-            f"the pieces of a tensor of shape {u.shape} in blocks {u.sizes} are as large as those "
-            f"that local_shards gives: {'; '.join(wrong)}"
+            f"the shards of a tensor of shape {u.shape} in blocks {u.sizes} must have the shapes "
+            f"of its local_shards: {'; '.join(wrong)}"
         )
     layout = BlockLayout.of(u)
     size = layout.sharding.shard_shape(layout.padded)
     arrays = []
     for name, shard in zip(names, have, strict=True):
-        data = to_host(given[name])
-        filled = [(0, full - part) for full, part in zip(size, data.shape, strict=True)]
+        data = to_host(tensors[name])
+        padding = [(0, full - valid) for full, valid in zip(size, data.shape, strict=True)]
         with jax.enable_x64(True):
-            arrays.append(jax.device_put(np.pad(data, filled), shard.device))
+            arrays.append(jax.device_put(np.pad(data, padding), shard.device))
     with jax.enable_x64(True):
-        made = jax.make_array_from_single_device_arrays(
+        array = jax.make_array_from_single_device_arrays(
             layout.padded, layout.sharding, arrays, dtype=u.dtype
         )
-    return layout.wrap(made)
+    return layout.wrap(array)

@@ -1,4 +1,4 @@
-"""How views lie: as the memory that they show, where they take the axes that are split as a whole.
+"""Shardings of views: those of the memory, where a view has the split axes unsliced.
 
 >>> from isoshard import P, make_mesh, shard
 >>> import torch
@@ -6,8 +6,8 @@
 >>> t.t().placements, t[:, 2:].placements, t[:4].placements
 ((Shard(dim=1),), (Shard(dim=0),), (Replicate(),))
 
-A slice of an axis that is split lies as the compiler wants it, which is not known before; its
-placements are those that DTensor gives it, which gathers the axis.
+The compiler chooses the sharding of a slice of a split axis, which is not known before; its
+placements are those of DTensor, which gathers the axis.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from . import marks
 def sharding_of_view(
     tensor: lazy_tensor.LazyTensor, *, gathered: bool = False
 ) -> NamedSharding | None:
-    """The layout of a tensor, or of the view that it is; None where it is not known.
+    """The sharding of a tensor, or of the view that it is; None where it is not known.
 
     Args:
         tensor: on the `jax` device.
-        gathered: a view that shows only a part of an axis that is split counts as whole along it.
+        gathered: a view of a slice of a split axis counts as replicated along it.
     """
     chain = tensor._chain
     if not chain.ops:
-        return marks.asked(tensor)
-    found = marks.sharding_of_memory(tensor._storage)
-    if found is None:
+        return marks.requested_sharding(tensor)
+    sharding = marks.sharding_of_memory(tensor._storage)
+    if sharding is None:
         return None
-    seen = view_spec(chain, found.spec, gathered=gathered)
-    return None if seen is None else NamedSharding(found.mesh, seen)
+    spec = view_spec(chain, sharding.spec, gathered=gathered)
+    return None if spec is None else NamedSharding(sharding.mesh, spec)
 
 
 def sizes_of_view(tensor: lazy_tensor.LazyTensor, sizes: Sizes) -> Sizes | None:
-    """The blocks of a view of memory that lies in blocks of these sizes; None if not known."""
+    """The block sizes of a view of memory with these block sizes; None if not known."""
     axes = view_axes(tensor._chain)
-    split = {axis for axis, own in enumerate(sizes) if own is not None}
+    split = {axis for axis, blocks in enumerate(sizes) if blocks is not None}
     if axes is None or not split <= {*axes}:
         return None
     return tuple(None if axis is None else sizes[axis] for axis in axes)

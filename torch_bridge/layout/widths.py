@@ -1,8 +1,8 @@
 """64-bit tensors for JAX, which computes in 32 bits unless `jax_enable_x64` is on.
 
-A tensor's buffers have all its bits. JAX in 32 bits takes such an array for one of 32 in every
-operation, and wraps integers that do not fit, without a word. So what is given to JAX has JAX's
-dtype, with the same values, or says why it cannot.
+A tensor's buffers have all its bits. JAX without x64 converts such an array to 32 bits in every
+operation, and silently wraps integers that do not fit. So an array that is passed to JAX is
+converted to JAX's dtype here, with the same values, or an error is raised.
 
 >>> import torch
 >>> wide = torch.tensor([1, 2], device="jax")
@@ -34,7 +34,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def array(tensor: DeviceTensor) -> Any:
-    """The very array of a tensor on the `jax` device."""
+    """The array of a tensor on the `jax` device, not copied."""
     return input_placement.stored_array(lazy_tensor.read(tensor))
 
 
@@ -50,17 +50,17 @@ def for_jax(
 
     Args:
         x: a `jax.Array` or an `UnevenArray`, of any dtype.
-        dtype: which one is wanted; by default that of `x`, or the one of 32 bits while
+        dtype: of the result; by default that of `x`, or the one of 32 bits while
             `jax_enable_x64` is off.
-        copy: False refuses to take memory for another dtype.
+        copy: False raises if another dtype takes new memory.
         name: of the tensor, for messages.
 
     Returns:
         `x` itself if it has the dtype.
 
     Raises:
-        CopyError: 64-bit integers do not fit, floats would be rounded that nobody asked to, or
-            `copy` is False.
+        CopyError: 64-bit integers do not fit, floats would be rounded without `dtype`, or `copy` is
+            False.
     """
     if isinstance(x, UnevenArray):
         return UnevenArray(for_jax(x.array, dtype, copy=copy, name=name), x.shape, x.sizes)
@@ -83,8 +83,8 @@ def astype(x: Leaf, dtype: DTypeLike) -> Any:
     with jax.enable_x64(True):
         if isinstance(x, Tracer) or x.is_fully_addressable:
             return x.astype(dtype)
-        pieces = [piece.data.astype(dtype) for piece in x.addressable_shards]
-        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, pieces)
+        arrays = [shard.data.astype(dtype) for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, arrays)
 
 
 def _check(x: Any, want: np.dtype, name: str) -> None:
@@ -98,13 +98,13 @@ def _check(x: Any, want: np.dtype, name: str) -> None:
     if isinstance(x, Tracer):
         return
     limits = np.iinfo(want)
-    for piece in x.addressable_shards:
-        held = np.asarray(piece.data)  # on the host, whatever mesh the caller has set
-        for found in (int(held.min()), int(held.max())) if held.size else ():
-            if not limits.min <= found <= limits.max:
+    for shard in x.addressable_shards:
+        array = np.asarray(shard.data)  # on the host, whatever mesh the caller has set
+        for extreme in (int(array.min()), int(array.max())) if array.size else ():
+            if not limits.min <= extreme <= limits.max:
                 raise CopyError(
-                    f"{name}: {x.dtype} holds values {'up to' if found > 0 else 'down to'} "
-                    f"{found}, which JAX cannot hold in {want}; call "
+                    f"{name}: {x.dtype} holds values {'up to' if extreme > 0 else 'down to'} "
+                    f"{extreme}, which JAX cannot hold in {want}; call "
                     "jax.config.update('jax_enable_x64', True) first, or pass "
                     f"dtype='{x.dtype}' to have the array as it is"
                 )

@@ -108,7 +108,7 @@ def accumulate(
 
 
 class _Gradients(torch.autograd.Function):
-    """A number whose gradients are known: torch adds them to `.grad`, and calls the hooks."""
+    """A scalar with given gradients: torch adds them to `.grad`, and calls the hooks."""
 
     @staticmethod
     def forward(ctx: Any, gradients: list[Any], *parameters: Any) -> Any:
@@ -122,12 +122,12 @@ class _Gradients(torch.autograd.Function):
 
 @dataclasses.dataclass(frozen=True)
 class _LoopKey:
-    """What makes two loops the same; see `_Loop`.
+    """The key of a loop, see `_Loop`.
 
     Attributes:
         count: how many batches there are.
         widths: how many tensors go over the batches, and how many are carried.
-        written: numbers of the tensors from around that the step writes to.
+        written: indices of the tensors from around that the step writes to.
         body: takes a batch, what is carried, what is written, the rest from around, and the loss's
             gradient; gives the loss, what is carried, gradients, and what is written.
         results: the avals of the loss and of what is carried.
@@ -215,7 +215,7 @@ _LOOPS: Interned[_LoopKey, _Loop] = Interned(PROGRAMS, "accumulate_gradients: lo
 
 def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:
     if not batches:
-        raise ValueError("gradient accumulation needs at least one tensor that holds the batches")
+        raise ValueError("gradient accumulation needs at least one tensor of batches")
     for index, batch in enumerate(batches):
         if not isinstance(batch, torch.Tensor):
             raise ValueError(f"batches[{index}] is no tensor, but {type(batch).__name__}")

@@ -1,8 +1,8 @@
 """torch's control flow on the device: `torch.cond`, and `while_loop`, `scan` and `map`.
 
-torch traces what they are given with dynamo, and hands graphs over with the tensors that these
-take. Each of them becomes JAX's operation of that name, as one entry of the tape: nothing is read
-on the host, also where the number of steps depends on values.
+torch traces their functions with dynamo, and passes graphs with the tensors that these take. Each
+operator becomes JAX's operation of that name, as one entry of the tape: nothing is read on the
+host, also where the number of steps depends on values.
 
 >>> import torch, isoshard.torch_bridge
 >>> from torch._higher_order_ops import while_loop
@@ -47,7 +47,7 @@ Arrays = list[Any]
 
 
 def register() -> None:
-    """Tell torch what these operators are on the device, and dynamo what our tensors are."""
+    """Register the operators for the device, and the device's tensors with dynamo."""
     rules = {
         higher_order_ops.COND: _cond,
         higher_order_ops.WHILE: _while,
@@ -60,29 +60,31 @@ def register() -> None:
         if operator is None:
             continue
         with optional():
-            own = operator.py_kernels[dispatcher.DispatchKey.CompositeExplicitAutograd]
-            in_python = functools.partial(_counted, operator.name(), own)
-            here = in_python if rule is None else functools.partial(_either, rule, in_python)
-            operator.py_impl(XLAShardedTensor)(here)
+            in_torch = operator.py_kernels[dispatcher.DispatchKey.CompositeExplicitAutograd]
+            in_python = functools.partial(_counted, operator.name(), in_torch)
+            implementation = (
+                in_python if rule is None else functools.partial(_by_rule, rule, in_python)
+            )
+            operator.py_impl(XLAShardedTensor)(implementation)
     after_import(higher_order_ops.DYNAMO, _teach_dynamo)
 
 
 def _counted(name: str, in_python: Any, *args: Any, **kwargs: Any) -> Any:
-    """The operator in Python, which waits for values; that is counted."""
+    """The operator in Python, which waits for values; counted as a fallback."""
     metrics.count("fallbacks")
     metrics.count(f"fallbacks.higher_order::{name}")
     return in_python(*args, **kwargs)
 
 
-def _either(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
-    """The operator by its rule, or in Python; dynamo, in whose program it runs, looks away."""
-    unseen: Any = torch.compiler.disable(_chosen)
+def _by_rule(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator by its rule, or in Python; not traced by dynamo, in whose program it runs."""
+    unseen: Any = torch.compiler.disable(_by_rule_or_in_python)
     return unseen(rule, in_python, *args, **kwargs)
 
 
-def _chosen(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
-    """The operator by its rule, or in Python where the rule does not hold."""
-    bound = _with_numbers_bound(args)
+def _by_rule_or_in_python(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator by its rule, or in Python where the rule does not apply."""
+    bound = _bind_scalars(args)
     leaves = pytree.tree_leaves([arg for arg in bound if isinstance(arg, tuple | list)])
     if kwargs.get("mutated_arg_indices") or not all(isinstance(x, torch.Tensor) for x in leaves):
         return in_python(*args, **kwargs)
@@ -92,36 +94,36 @@ def _chosen(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
         return in_python(*args, **kwargs)
 
 
-def _with_numbers_bound(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, where numbers among what every step takes went into the functions.
+def _bind_scalars(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with Python scalars among the operands bound to the functions.
 
-    They come with open shapes: once dynamo has seen two sizes, graphs take the size.
+    There are some with dynamic shapes: once dynamo has seen two sizes, graphs take the size.
     """
     *before, last = args
-    numbers = [None if isinstance(one, torch.Tensor) else one for one in last]
-    if not any(isinstance(one, int | float) for one in numbers):
+    scalars = [None if isinstance(arg, torch.Tensor) else arg for arg in last]
+    if not any(isinstance(arg, int | float) for arg in scalars):
         return args
-    tensors = tuple(one for one in last if isinstance(one, torch.Tensor))
-    return (*(_Bound(one, numbers) if callable(one) else one for one in before), tensors)
+    tensors = tuple(arg for arg in last if isinstance(arg, torch.Tensor))
+    return (*(_Bound(arg, scalars) if callable(arg) else arg for arg in before), tensors)
 
 
 class _Bound:
-    """A function whose last arguments are given in part.
+    """A function with some of its last arguments bound.
 
     Args:
         function: of all of them.
-        numbers: its last arguments; None for those that are not given.
+        scalars: its last arguments; None for those that are not bound.
     """
 
-    def __init__(self, function: Callable[..., Any], numbers: Sequence[Any]):
+    def __init__(self, function: Callable[..., Any], scalars: Sequence[Any]):
         """See the class."""
-        self.function, self.numbers = function, numbers
+        self.function, self.scalars = function, scalars
 
     def __call__(self, *args: Any) -> Any:
         """Call it with the others."""
-        count = len(args) - sum(one is None for one in self.numbers)
+        count = len(args) - sum(scalar is None for scalar in self.scalars)
         rest = iter(args[count:])
-        last = (next(rest) if one is None else one for one in self.numbers)
+        last = (next(rest) if scalar is None else scalar for scalar in self.scalars)
         return self.function(*args[:count], *last)
 
 
@@ -131,36 +133,36 @@ class _Bound:
 def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Any) -> tuple[Any, ...]:
     if isinstance(predicate, bool):
         return (if_true if predicate else if_false)(*operands)
-    given = _ours([predicate, *operands])
+    inputs = _ours([predicate, *operands])
 
     def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
         chosen, *rest = arrays
         branches = [functools.partial(graph.run, key=key) for graph in graphs]
         return jax.lax.cond(chosen.reshape(()), *branches, rest)
 
-    avals = [tensor._aval for tensor in given[1:]]
-    return tuple(_recorded("cond", [(if_true, avals), (if_false, avals)], given, build))
+    avals = [tensor._aval for tensor in inputs[1:]]
+    return tuple(_recorded("cond", [(if_true, avals), (if_false, avals)], inputs, build))
 
 
 def _while(condition: Any, body: Any, carried: Any, additional: Any, *_: Any) -> tuple[Any, ...]:
-    given, count = _ours([*carried, *additional]), len(carried)
+    operands, count = _ours([*carried, *additional]), len(carried)
 
     def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
         rest = arrays[count:]
 
-        def goes_on(state: Any) -> Any:
-            number, now = state
-            return graphs[0].run([*now, *rest], _folded(key, number, 0))[0].reshape(())
+        def cond(state: Any) -> Any:
+            iteration, now = state
+            return graphs[0].run([*now, *rest], _fold_in(key, iteration, 0))[0].reshape(())
 
         def step(state: Any) -> Any:
-            number, now = state
-            return number + 1, graphs[1].run([*now, *rest], _folded(key, number, 1))
+            iteration, now = state
+            return iteration + 1, graphs[1].run([*now, *rest], _fold_in(key, iteration, 1))
 
-        return jax.lax.while_loop(goes_on, step, (jnp.uint32(0), arrays[:count]))[1]
+        return jax.lax.while_loop(cond, step, (jnp.uint32(0), arrays[:count]))[1]
 
-    avals = [tensor._aval for tensor in given]
+    avals = [tensor._aval for tensor in operands]
     graphs = [(condition, avals), (body, avals)]
-    return tuple(_recorded("while_loop", graphs, given, build, like=avals[:count]))
+    return tuple(_recorded("while_loop", graphs, operands, build, like=avals[:count]))
 
 
 def _scan(step: Any, init: Any, xs: Any, additional: Any = ()) -> tuple[Any, ...]:
@@ -172,36 +174,38 @@ def _map(step: Any, xs: Any, additional: Any = ()) -> tuple[Any, ...]:
 
 
 def _stepped(name: str, step: Any, init: Any, xs: Any, additional: Any) -> tuple[Any, ...]:
-    given = _ours([*init, *xs, *additional])
+    operands = _ours([*init, *xs, *additional])
     carries, slices = len(init), len(xs)
     length = xs[0].shape[0]
-    avals = [tensor._aval for tensor in given]
-    for place in range(carries, carries + slices):
-        meta = avals[place].meta
-        avals[place] = Aval.contiguous(tuple(meta.size[1:]), meta.dtype)
+    avals = [tensor._aval for tensor in operands]
+    for index in range(carries, carries + slices):
+        meta = avals[index].meta
+        avals[index] = Aval.contiguous(tuple(meta.size[1:]), meta.dtype)
 
     def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
         rest = arrays[carries + slices :]
 
         def body(state: Any, now: Any) -> Any:
-            number, carry = state
-            out = graphs[0].run([*carry, *now, *rest], _folded(key, number, 0))
-            return (number + 1, out[:carries]), out[carries:]
+            iteration, carry = state
+            out = graphs[0].run([*carry, *now, *rest], _fold_in(key, iteration, 0))
+            return (iteration + 1, out[:carries]), out[carries:]
 
-        along = arrays[carries : carries + slices]
-        (_, last), stacked = jax.lax.scan(body, (jnp.uint32(0), arrays[:carries]), along, length)
+        xs_arrays = arrays[carries : carries + slices]
+        (_, last), stacked = jax.lax.scan(
+            body, (jnp.uint32(0), arrays[:carries]), xs_arrays, length
+        )
         return [*last, *stacked]
 
-    return tuple(_recorded(name, [(step, avals)], given, build, stacks=(carries, length)))
+    return tuple(_recorded(name, [(step, avals)], operands, build, stacks=(carries, length)))
 
 
 def _ours(tensors: Sequence[Any]) -> list[Any]:
     return [import_tensor(torch.ops.aten.copy.default, tensor) for tensor in tensors]
 
 
-def _folded(key: Any, *numbers: Any) -> Any:
-    """Another key for each step and graph; None for None."""
-    return None if key is None else functools.reduce(jax.random.fold_in, numbers, key)
+def _fold_in(key: Any, *integers: Any) -> Any:
+    """A key for each step and graph; None for None."""
+    return None if key is None else functools.reduce(jax.random.fold_in, integers, key)
 
 
 # Graphs
@@ -233,20 +237,22 @@ class _Graph:
             for aval, array in zip(self._avals, arrays, strict=True)
         ]
         with tapes.immediately(self._keys(key)), torch.no_grad(), _default_dtype(self._default):
-            got = pytree.tree_leaves(self._function(*tensors))
-            if any(one is None for one in got):
+            results = pytree.tree_leaves(self._function(*tensors))
+            if any(result is None for result in results):
                 raise RuntimeError(f"{self._function} returned None where a tensor is needed")
-            found = _ours(got)
-            values = [lazy_tensor.read(one) for one in found]
+            imported = _ours(results)
+            values = [lazy_tensor.read(tensor) for tensor in imported]
         tapes.materialize([value for value in values if value.array is None])  # from around
-        self.results = [Aval.contiguous(tuple(one.shape), one.dtype) for one in found]
+        self.results = [Aval.contiguous(tuple(tensor.shape), tensor.dtype) for tensor in imported]
         arrays = [jnp.asarray(value.array) for value in values]
-        return [jax.lax.convert_element_type(one, one.dtype) for one in arrays]  # no weak types
+        return [
+            jax.lax.convert_element_type(array, array.dtype) for array in arrays
+        ]  # no weak types
 
     def _keys(self, key: Any) -> Iterator[Any]:
-        for number in itertools.count():
+        for index in itertools.count():
             self.draws = True
-            yield jax.random.key(0) if key is None else jax.random.fold_in(key, number)
+            yield jax.random.key(0) if key is None else jax.random.fold_in(key, index)
 
 
 @contextlib.contextmanager
@@ -260,18 +266,18 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _code(function: Any) -> str | None:
-    """What two graphs have in common that compute the same; None where it is not known."""
+    """A key that is equal for graphs of the same code; None where it is not known."""
     if isinstance(function, _Bound):
         code = _code(function.function)
-        return code and f"{code}\n{function.numbers}"
+        return code and f"{code}\n{function.scalars}"
     if not isinstance(function, torch.fx.GraphModule):
         return None
     inner = dict(function.named_modules())
-    parts: list[str | None] = [function.code]
+    codes: list[str | None] = [function.code]
     for node in function.graph.nodes:
         if node.op in ("get_attr", "call_module"):
-            parts.append(_code(inner.get(str(node.target))))
-    return None if None in parts else "\n".join(map(str, parts))
+            codes.append(_code(inner.get(str(node.target))))
+    return None if None in codes else "\n".join(map(str, codes))
 
 
 _RECIPES: Bounded[Any, tuple[Recipe, list[Aval]]] = Bounded(PROGRAMS, "control flow: graphs")
@@ -280,7 +286,7 @@ _RECIPES: Bounded[Any, tuple[Recipe, list[Aval]]] = Bounded(PROGRAMS, "control f
 def _recorded(
     name: str,
     graphs: Sequence[tuple[Any, list[Aval]]],
-    given: Sequence[lazy_tensor.LazyTensor],
+    operands: Sequence[lazy_tensor.LazyTensor],
     build: Callable[[list[_Graph], Arrays, Any], Arrays],
     *,
     like: list[Aval] | None = None,
@@ -291,57 +297,59 @@ def _recorded(
     Args:
         name: of the operator.
         graphs: functions, and the avals of the tensors that each takes.
-        given: the tensors that the operator takes.
-        build: the results, of the graphs, the arrays of `given`, and a key for random numbers.
+        operands: the tensors that the operator takes.
+        build: the results, of the graphs, the arrays of `operands`, and a key for random numbers.
         like: the avals of the results, where they are not those of the last graph.
         stacks: how many of the results are carries, and the length of the others' new first axis.
     """
     codes = tuple([_code(function) for function, _ in graphs])
-    key = (name, codes, tuple([tensor._aval for tensor in given]), stacks)
+    key = (name, codes, tuple([tensor._aval for tensor in operands]), stacks)
     key = (*key, torch.get_default_dtype())  # which the dtype of `i / 2` is, for integers i
-    found = None if None in codes else _RECIPES.get(key)
-    if found is None:
-        found = _recipe(name, [_Graph(*one) for one in graphs], given, build, like, stacks)
+    recorded = None if None in codes else _RECIPES.get(key)
+    if recorded is None:
+        recorded = _recipe(
+            name, [_Graph(*graph) for graph in graphs], operands, build, like, stacks
+        )
         if None not in codes:
-            _RECIPES[key] = found
-    recipe, outs = found
-    values = tapes.recorder().record(recipe, [lazy_tensor.read(tensor) for tensor in given])
+            _RECIPES[key] = recorded
+    recipe, outs = recorded
+    values = tapes.recorder().record(recipe, [lazy_tensor.read(tensor) for tensor in operands])
     return [lazy_tensor.fresh(aval, value) for aval, value in zip(outs, values, strict=True)]
 
 
 def _recipe(
     name: str,
     graphs: list[_Graph],
-    given: Sequence[lazy_tensor.LazyTensor],
+    operands: Sequence[lazy_tensor.LazyTensor],
     build: Callable[[list[_Graph], Arrays, Any], Arrays],
     like: list[Aval] | None,
     stacks: tuple[int, int] | None,
 ) -> tuple[Recipe, list[Aval]]:
     run: Any = torch.compiler.disable(lambda arrays, _, key: build(graphs, arrays, key))
-    shapes = [jax.ShapeDtypeStruct(*tensor._aval.token) for tensor in given]
+    shapes = [jax.ShapeDtypeStruct(*tensor._aval.token) for tensor in operands]
     with logged_to(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         jax.eval_shape(lambda arrays: run(arrays, (), None), shapes)
     outs = graphs[-1].results
     if like is not None:
         _check_carries(name, like, outs)
-        outs = [Aval.contiguous(tuple(one.meta.size), one.meta.dtype) for one in like]
+        outs = [Aval.contiguous(tuple(aval.meta.size), aval.meta.dtype) for aval in like]
     if stacks is not None:
         carries, length = stacks
         outs = [
-            one if place < carries else Aval.contiguous((length, *one.meta.size), one.meta.dtype)
-            for place, one in enumerate(outs)
+            aval if index < carries else Aval.contiguous((length, *aval.meta.size), aval.meta.dtype)
+            for index, aval in enumerate(outs)
         ]
     draws = any(graph.draws for graph in graphs)
     return Recipe(f"torch.{name}", run, len(outs), random=draws), outs
 
 
 def _check_carries(name: str, want: list[Aval], got: list[Aval]) -> None:
-    for place, (one, other) in enumerate(zip(want, got, strict=True)):
-        if one.token != other.token or one.meta.dtype != other.meta.dtype:
+    for index, (before, after) in enumerate(zip(want, got, strict=True)):
+        if before.token != after.token or before.meta.dtype != after.meta.dtype:
             raise RuntimeError(
-                f"{name} keeps the shapes and dtypes of what it carries, and number {place} is "
-                f"{tuple(one.meta.size)} {one.meta.dtype} before a step and "
-                f"{tuple(other.meta.size)} {other.meta.dtype} after it"
+                f"{name} must keep the shapes and dtypes of the carry, and leaf {index} is "
+                f"{tuple(before.meta.size)} {before.meta.dtype} before a step and "
+                f"{tuple(after.meta.size)} {after.meta.dtype} after it"
             )
 
 
@@ -349,7 +357,7 @@ def _check_carries(name: str, want: list[Aval], got: list[Aval]) -> None:
 
 
 def _teach_dynamo() -> None:
-    """Teach it; what goes wrong here must not break a program that only imports dynamo."""
+    """Register with dynamo; an error must not break a program that only imports dynamo."""
     try:
         importlib.import_module("isoshard.torch_bridge.dynamo.dynamo_tensors").teach()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Layers that are alike: the same modules, options and shapes, with other values.
+"""Identical layers: the same modules, options and shapes, with other values.
 
 >>> pair = [torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)]
 >>> Stack(pair, ()).names
@@ -6,7 +6,7 @@
 >>> Stack([torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)], ())
 Traceback (most recent call last):
     ...
-ValueError: scanned layers must be alike, but layer 1 differs from layer 0 in: p (0.1 and 0.2)
+ValueError: scanned layers must be identical, but layer 1 differs from layer 0 in: p (0.1 and 0.2)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHOWN = 5
 
 
 class Stack:
-    """Layers that the code of one can stand for.
+    """Layers that can run by the code of the first.
 
     Args:
         layers: at least one.
@@ -52,10 +52,10 @@ class Stack:
             if errors:
                 shown = "; ".join(errors[:_SHOWN]) + ("; .." if len(errors) > _SHOWN else "")
                 raise ValueError(
-                    f"scanned layers must be alike, but layer {index} differs from layer 0 in: "
+                    f"scanned layers must be identical, but layer {index} differs from layer 0 in: "
                     f"{shown}"
                 )
-        self.names = [name for name, _ in _own(self.first)]
+        self.names = [name for name, _ in _named_tensors(self.first)]
         self._slots = [[_slot(layer, name) for name in self.names] for layer in layers]
         self._modules = [list(layer.modules()) for layer in layers]
         self._links = [
@@ -81,13 +81,13 @@ class Stack:
                 [vars(other) for other in theirs],
             )
             for module, *theirs in zip(*self._modules, strict=True)
-            if (keys := [key for key in _own_values(module) if key not in ignore])
+            if (keys := [key for key in _plain_attributes(module) if key not in ignore])
         ]
 
     def _hooked(self) -> list[Any]:
-        """What the hooks of the first layer do; those of the others do the same."""
+        """The keys of the first layer's hooks, which those of the others equal."""
         return [
-            _alike(hooks)
+            _constraint_keys(hooks)
             for module in self._modules[0]
             for hooks in (forward_pre_hooks(module), forward_hooks(module))
         ]
@@ -106,44 +106,44 @@ class Stack:
             tied.append([firsts.setdefault(id(tensor), n) for n, tensor in enumerate(tensors)])
         return tied
 
-    def _is_alike(self) -> bool:
+    def _has_same_options(self) -> bool:
         """Whether the options of all layers are those of the first one."""
         try:
             return all(
                 all(map(operator.is_, get(theirs), expected)) or _same(get(theirs), expected)
-                for get, own, others in self._options
-                if (expected := get(own))
+                for get, options, others in self._options
+                if (expected := get(options))
                 for theirs in others
             )
         except (KeyError, RuntimeError, TypeError, ValueError):  # arrays among them
             return False
 
     def is_current(self, layers: Sequence[torch.nn.Module]) -> bool:
-        """Whether no module or tensor came, went or was tied, no hook, and options are alike."""
+        """Whether modules, tensors, ties and hooks are unchanged, and options equal."""
         return (
             len(layers) == len(self._layers)
             and all(layer is other for layer, other in zip(layers, self._layers, strict=True))
-            and all(holder.get(name) is child for holder, name, child in self._links)
+            and all(table.get(name) is child for table, name, child in self._links)
             and list(map(len, self._tables)) == self._sizes
             and self._tied() == self._ties
             and self._hooked() == self._hooks
-            and self._is_alike()
+            and self._has_same_options()
         )
 
     def tensors(self) -> list[Any]:
         """Parameters and buffers: those of the first layer, the second, .."""
-        return [holder[name] for slots in self._slots for holder, name in slots]
+        return [table[name] for slots in self._slots for table, name in slots]
 
     def put(self, name: str, values: Sequence[torch.Tensor], *, replace: bool) -> None:
-        """Give a buffer its new value in every layer."""
+        """Set a buffer of every layer to its new value."""
         index = self.names.index(name)
         for slots, value in zip(self._slots, values, strict=True):
-            holder, key = slots[index]
+            table, key = slots[index]
             if replace:
-                holder[key] = value
+                table[key] = value
             else:
                 with torch.no_grad():
-                    holder[key].copy_(value)
+                    table[key].copy_(value)
 
     def check_shapes(self, tensors: Sequence[Any]) -> None:
         """Compare what `tensors` gives.
@@ -156,7 +156,7 @@ class Stack:
             existing = tensors[index % width]
             if tensor.shape != existing.shape or tensor.dtype != existing.dtype:
                 raise ValueError(
-                    f"scanned layers must be alike, but {self.names[index % width]} is "
+                    f"scanned layers must be identical, but {self.names[index % width]} is "
                     f"{tuple(existing.shape)} {existing.dtype} in layer 0 and "
                     f"{tuple(tensor.shape)} {tensor.dtype} in layer {index // width}"
                 )
@@ -171,12 +171,12 @@ class Stack:
         for index, other in enumerate(others, 1):
             if other != first:
                 raise ValueError(
-                    f"scanned layers must be alike, but layer {index} and layer 0 differ in which "
-                    "modules are in training mode; call train() or eval() on all of them"
+                    f"scanned layers must be identical, but layer {index} and layer 0 differ in "
+                    "which modules are in training mode; call train() or eval() on all of them"
                 )
 
 
-def _own(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _named_tensors(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*layer.named_parameters(), *layer.named_buffers()]
 
 
@@ -190,26 +190,27 @@ def _slot(layer: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
 def _differences(
     first: torch.nn.Module, other: torch.nn.Module, ignore: Collection[str]
 ) -> list[str]:
-    own, theirs = dict(first.named_modules()), dict(other.named_modules())
-    if list(own) != list(theirs):
+    modules, others = dict(first.named_modules()), dict(other.named_modules())
+    if list(modules) != list(others):
         return ["its modules"]
     errors = []
-    for path, value in own.items():
-        two, prefix = theirs[path], f"{path}." if path else ""
-        if _kind(value) != _kind(two):
-            errors.append(f"{path or 'type'} ({type(value).__name__} and {type(two).__name__})")
-        a, b = _options(value), _options(two)
+    for path, module in modules.items():
+        other_module, prefix = others[path], f"{path}." if path else ""
+        if _kind(module) != _kind(other_module):
+            kinds = f"{type(module).__name__} and {type(other_module).__name__}"
+            errors.append(f"{path or 'type'} ({kinds})")
+        a, b = _options(module), _options(other_module)
         errors += [
             f"{prefix}{name} ({a.get(name)!r} and {b.get(name)!r})"
             for name in sorted({*a, *b})
             if name not in ignore and not _same(a.get(name), b.get(name))
         ]
         errors += [
-            f"{prefix}forward (hooks {when} it that lay out otherwise)"
+            f"{prefix}forward (hooks {when} it with other constraints)"
             for when, hooks_of in (("before", forward_pre_hooks), ("after", forward_hooks))
-            if _alike(hooks_of(value)) != _alike(hooks_of(two))
+            if _constraint_keys(hooks_of(module)) != _constraint_keys(hooks_of(other_module))
         ]
-    a, b = dict(_own(first)), dict(_own(other))
+    a, b = dict(_named_tensors(first)), dict(_named_tensors(other))
     return errors + [
         f"{name} ({_shape(a.get(name))} and {_shape(b.get(name))})"
         for name in sorted({*a, *b})
@@ -217,36 +218,36 @@ def _differences(
     ]
 
 
-# A step that is being captured hangs a `zero_grad` of its own onto each module.
+# A step that is being captured sets a `zero_grad` of its own on each module.
 _MODULE = frozenset({*vars(torch.nn.Module()), "_isoshard_scanned", "zero_grad"})
 
 
 def _kind(module: torch.nn.Module) -> Any:
-    """What a module is; a parametrization gives each module a class of its own."""
+    """The class of a module; if it is parametrized, the bases of its own class."""
     parametrized = torch.nn.utils.parametrize.is_parametrized(module)
     return type(module).__bases__ if parametrized else type(module)
 
 
 def _options(module: torch.nn.Module) -> dict[str, Any]:
-    """A module's attributes besides what every module has; of its own methods the functions."""
+    """A module's attributes besides those of every module; of bound methods the functions."""
     options = {
         name: getattr(value, "__func__", value)
         for name, value in vars(module).items()
-        if name not in _MODULE and _is_own_method(module, value)
+        if name not in _MODULE and _is_bound_method(module, value)
     }
-    return {**_own_values(module), **options}
+    return {**_plain_attributes(module), **options}
 
 
-def _own_values(module: torch.nn.Module) -> dict[str, Any]:
-    """A module's attributes that are no methods of it, besides what every module has."""
+def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's attributes besides those of every module, without bound methods."""
     return {
         name: value
         for name, value in vars(module).items()
-        if name not in _MODULE and not _is_own_method(module, value)
+        if name not in _MODULE and not _is_bound_method(module, value)
     }
 
 
-def _is_own_method(module: torch.nn.Module, value: Any) -> bool:
+def _is_bound_method(module: torch.nn.Module, value: Any) -> bool:
     """Whether an attribute is a method of the module, such as a `forward` put in its place."""
     return getattr(value, "__self__", None) is module
 
@@ -270,18 +271,18 @@ def _shape(tensor: Any) -> str:
 
 
 def _hooks(layer: torch.nn.Module) -> list[str]:
-    """Hooks run Python code for each layer, and a loop runs it once; unless they say what they do.
+    """The hooks of a layer that a loop cannot run: it calls Python code once for all layers.
 
-    A hook with an attribute `alike` only records operations, and does the same as another whose
-    `alike` is equal.
+    A hook with an attribute `constraint_key` only records operations, and is the same as another
+    with an equal key.
     """
     return [
         f"{f'{path}.' if path else ''}{name} (a hook; the loop would run it once for all layers)"
         for path, module in layer.named_modules()
         for name, value in vars(module).items()
-        if name.endswith("_hooks") and None in _alike(value)
+        if name.endswith("_hooks") and None in _constraint_keys(value)
     ]
 
 
-def _alike(hooks: Any) -> list[Any]:
-    return [getattr(hook, "alike", None) for hook in hooks.values()]
+def _constraint_keys(hooks: Any) -> list[Any]:
+    return [getattr(hook, "constraint_key", None) for hook in hooks.values()]

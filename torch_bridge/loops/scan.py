@@ -23,11 +23,11 @@ See `StackedLayers` for what follows from that. `scan_layers(layers, stacked=Fal
 `ScanLayers`, a `ModuleList` of the same layers with a parameter for each. The program then stacks
 them, which costs a copy, and the optimizer's part of it grows with the depth.
 
-Limits: the layers must be alike (same modules, shapes, options and modes) and must return what they
-take. The first one's Python code runs once in each call, for all of them; what it reads is what is
-there now. Each layer draws random numbers of its own, from one key of the stream. Buffers that
-layers write to (BatchNorm statistics) get their new values. Gradients of gradients are refused. On
-another device the layers just run in turn.
+Limits: the layers must be identical (same modules, shapes, options and modes) and must return what
+they take. The first one's Python code runs once in each call, for all of them, and reads current
+values. Each layer draws random numbers of its own, from one key of the stream. Buffers that
+layers write to (BatchNorm statistics) get their new values. Double backward raises. On another
+device the layers run one after the other.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ class ScanLayers(Looped, torch.nn.ModuleList):
         torch.nn.ModuleList.__init__(self, layers)
         self._prepare(checkpoint, call, ignore)
 
-    def _held(self) -> list[torch.nn.Module]:
+    def _layer_modules(self) -> list[torch.nn.Module]:
         self._depth = len(self)
         return list(self)
 
     def _in_turn(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         for layer in self:
-            x = self._one(layer, x, *args, **kwargs)
+            x = self._call_layer(layer, x, *args, **kwargs)
         return x

@@ -95,9 +95,9 @@ def iterated(
     length: int,
     *,
     recompute: bool,
-    what: str,
+    caller: str,
 ) -> tuple[Any, Any]:
-    """`scan` over `length` steps, where `xs` may hold no tensors.
+    """`scan` over `length` steps, where `xs` may have no tensors.
 
     Args:
         fn: see `scan`.
@@ -105,9 +105,9 @@ def iterated(
         xs: tensors of this length.
         length: how many steps there are.
         recompute: see `scan`.
-        what: what `fn` is, for messages.
+        caller: what `fn` is, for messages.
     """
-    step = _Step(fn, _Leaves(init, "init"), _Leaves(xs, "xs"), what)
+    step = _Step(fn, _Leaves(init, "init"), _Leaves(xs, "xs"), caller)
     return _iterated(step, length, recompute, pure=False)
 
 
@@ -131,7 +131,7 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
     key = (*key, tapes.takes_constants())
     bodies: dict[Any, _Body] = {}
     if pure:
-        modules, bodies = _pure_ones(step.fn)
+        modules, bodies = _pure_record(step.fn)
         alive = [module for value in modules if (module := value()) is not None]
         key = (*key, tuple([module.training for module in alive]))
     body = bodies.get(key)
@@ -143,11 +143,10 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
 
 
 class _Leaves:
-    """The tensors of a nesting that may hold None as well."""
+    """The tensors of a tree that may have None as well."""
 
     def __init__(self, tree: Any, name: str):
         pairs, spec = pytree.tree_flatten_with_path(tree)
-        self.what = name
         self.paths = [pytree.keystr(path) for path, leaf in pairs if leaf is not None]
         self.tensors: list[Any] = [leaf for _, leaf in pairs if leaf is not None]
         self.structure: Any = (spec, tuple([leaf is None for _, leaf in pairs]))
@@ -206,9 +205,9 @@ class _Body:
     ys: Any
     closed: ClosedOver
 
-    def call(self, given: Sequence[Any]) -> tuple[Any, Any]:
+    def call(self, operands: Sequence[Any]) -> tuple[Any, Any]:
         """Record the loop."""
-        results = self.loop.call(_Scan, self.closed, given)
+        results = self.loop.call(_Scan, self.closed, operands)
         carries, count = self.loop.key.carries, len(results) - len(self.closed.written)
         self.closed.write(map(lazy_tensor.read, results[count:]))
         return (
@@ -220,7 +219,7 @@ class _Body:
 def _body(
     step: _Step, inputs: list[CapturedInput], length: int, wants: bool, recompute: bool
 ) -> _Body:
-    run = TracedVjp(step, inputs, step.what)
+    run = TracedVjp(step, inputs, step.caller)
     widths = (len(step.carried.tensors), len(step.sliced.tensors))
     loop = loop_of(run, *widths, length, wants=wants, recompute=recompute)
     closed = ClosedOver.of(run, differentiable=bool(loop.key.differentiable))
@@ -234,7 +233,7 @@ class _Step:
         fn: `(carry, x) -> (carry, y)`.
         carried: the first carry.
         sliced: what the loop scans over.
-        what: what `fn` is, for messages.
+        caller: what `fn` is, for messages.
         may_write: whether it may write to its carry, which is a copy then (in name: XLA drops it).
 
     Attributes:
@@ -244,10 +243,10 @@ class _Step:
     ys: Any
 
     def __init__(
-        self, fn: Any, carried: _Leaves, sliced: _Leaves, what: str, *, may_write: bool = False
+        self, fn: Any, carried: _Leaves, sliced: _Leaves, caller: str, *, may_write: bool = False
     ):
         """See the class."""
-        self.fn, self.carried, self.sliced, self.what = fn, carried, sliced, what
+        self.fn, self.carried, self.sliced, self.caller = fn, carried, sliced, caller
         self._may_write = may_write
 
     def __call__(self, tensors: list[Any]) -> Sequence[Any]:
@@ -257,8 +256,8 @@ class _Step:
         result = self.fn(self.carried.tree(carry), self.sliced.tree(tensors[count:]))
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"{self.what} must return (carry, y), and returned {type(result).__name__}; y may "
-                "be None"
+                f"{self.caller} must return (carry, y), and returned {type(result).__name__}; y "
+                "may be None"
             )
         new, ys = _Leaves(result[0], "the new carry"), _Leaves(result[1], "y")
         _check_carry(self.carried, new)
@@ -296,8 +295,8 @@ _Pure = tuple[list[weakref.ref[torch.nn.Module]], Bounded[Any, _Body]]
 _PURE: weakref.WeakKeyDictionary[Any, _Pure] = weakref.WeakKeyDictionary()
 
 
-def _pure_ones(fn: Any) -> _Pure:
-    """The modules that a function uses, and what was recorded of it."""
+def _pure_record(fn: Any) -> _Pure:
+    """The modules that a function uses, and its recorded bodies."""
     recorded = _PURE.get(fn)
     if recorded is None:
         # Not the modules themselves: one that has `fn` would keep it, and so this entry, for ever.

@@ -1,6 +1,6 @@
 """Identical layers with stacked parameters: one for each name, with an axis for the depth.
 
-To optimizers there are few large parameters; in checkpoints and plans there are the layers:
+Optimizers have few large parameters; checkpoints and plans have the layers:
 
 >>> blocks = StackedLayers([torch.nn.Linear(4, 4) for _ in range(8)])
 >>> blocks.layers.weight.shape
@@ -30,14 +30,14 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout.marks import annotate
 
 from .layer_match import Stack
-from .looped import Looped, OneLayer
+from .looped import LayerCall, Looped
 from .stale_parameters import retire
 
 _KEEP = "; keep a parameter for each layer: scan_layers(layers, stacked=False)"
 
 
 class StackedLayers(Looped):
-    """Identical layers as one loop, with one parameter for all; made by `scan_layers`.
+    """Identical layers as one loop, with one parameter for all; see `scan_layers`.
 
     `layers` is one layer whose parameters and buffers have a leading axis for the depth: `(48, ..)`
     where 48 layers were given. An optimizer then updates a dozen large parameters instead of
@@ -110,7 +110,7 @@ class StackedLayers(Looped):
         return self._depth
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Refused, and iterating with it: there are no modules of single layers.
+        """Not supported, and so is iterating: there are no modules of single layers.
 
         Raises:
             TypeError: always.
@@ -121,16 +121,16 @@ class StackedLayers(Looped):
             f"blocks.state_dict(), as '3.weight'{_KEEP}"
         )
 
-    def _held(self) -> list[torch.nn.Module]:
+    def _layer_modules(self) -> list[torch.nn.Module]:
         return [self.layers]
 
     def _in_turn(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        value = OneLayer(self._one, self.layers)
+        call = LayerCall(self._call_layer, self.layers)
         names = [f"layer.{name}" for name in self._stack.names]
         for index in range(self._depth):
             per_layer = [stack[index] for stack in self._stack.tensors()]
             inside = dict(zip(names, per_layer, strict=True))
-            x = torch.func.functional_call(value, inside, (x, *args), kwargs)
+            x = torch.func.functional_call(call, inside, (x, *args), kwargs)
         return x
 
     def state_dict(
@@ -176,40 +176,42 @@ class StackedLayers(Looped):
             keys = [f"{prefix}{index}.{name}" for index in range(self._depth)]
             missing_keys += [key for key in keys if key not in state_dict]
             result = {key: state_dict.pop(key) for key in keys if key in state_dict}
-            errors = _faults(result, stack.shape[1:])
-            whole = stack if assign else stack.detach()
+            errors = _load_errors(result, stack.shape[1:])
+            value = stack if assign else stack.detach()
             if result and not errors:
-                parts = zip(keys, stack.detach().unbind(), strict=True)
+                per_layer = zip(keys, stack.detach().unbind(), strict=True)
                 try:
-                    whole = _joined({key: result.get(key, layer) for key, layer in parts}, assign)
+                    value = _joined(
+                        {key: result.get(key, layer) for key, layer in per_layer}, assign
+                    )
                 except ValueError as error:
                     errors = [str(error)]
             error_msgs += errors
-            joined[f"{prefix}layers.{name}"] = whole
+            joined[f"{prefix}layers.{name}"] = value
         args = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         LOAD.of(super())(state_dict, prefix, *args)
         state_dict.update(joined)
 
 
 def _stack_of(name: str, column: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor of those of all layers, laid out as they are."""
+    """The stacked tensor of all layers, with their sharding."""
     layout = _layout(name, column)
     stack: Any = torch.stack([tensor.detach() for tensor in column])
     if isinstance(column[0], torch.nn.Parameter):
         stack = torch.nn.Parameter(stack, requires_grad=column[0].requires_grad)
     if layout is not None:
-        annotate(stack, behind(layout))
+        annotate(stack, with_leading_axes(layout))
     return stack
 
 
-def behind(layout: NamedSharding, axes: int = 1) -> NamedSharding:
-    """The same layout behind axes that are not split."""
+def with_leading_axes(layout: NamedSharding, axes: int = 1) -> NamedSharding:
+    """The same sharding with leading axes that are not split."""
     spec = P(*(None,) * axes, *layout.spec) if any(layout.spec) else P()
     return NamedSharding(layout.mesh, spec)
 
 
 def _layout(name: str, column: Sequence[Any]) -> NamedSharding | None:
-    """The layout that was asked for the tensors of all layers, or None."""
+    """The mark of the tensors of all layers, or None."""
     marks = [
         tensor._storage.annotation if isinstance(tensor, lazy_tensor.LazyTensor) else None
         for tensor in column
@@ -225,14 +227,14 @@ def _layout(name: str, column: Sequence[Any]) -> NamedSharding | None:
             )
         ):
             raise ValueError(
-                f"stacked layers must lie alike, but {name} is laid out as {_spec(first)} in "
-                f"layer 0 and as {_spec(mark)} in layer {index}; lay them out alike{_KEEP}"
+                f"stacked layers must have one sharding, but {name} is {_spec(first)} "
+                f"in layer 0 and {_spec(mark)} in layer {index}; shard them in one way{_KEEP}"
             )
     return first
 
 
 def _spec(mark: NamedSharding | None) -> str:
-    return "not marked" if mark is None else str(mark.spec)
+    return "not marked" if mark is None else f"sharded as {mark.spec}"
 
 
 def _check_state(layer: torch.nn.Module) -> None:
@@ -248,7 +250,7 @@ def _check_column(name: str, column: Sequence[torch.Tensor]) -> None:
     expected = [tensor.requires_grad for tensor in column]
     if len(set(expected)) > 1:
         raise ValueError(
-            f"stacked layers must be alike, but {name} requires a gradient in some layers only "
+            f"stacked layers must be identical, but {name} requires a gradient in some layers only "
             f"(not in layer {expected.index(False)}){_KEEP}"
         )
     indices: dict[int, int] = {}
@@ -267,13 +269,13 @@ def _check_column(name: str, column: Sequence[torch.Tensor]) -> None:
 
 
 def _taken(state: dict[str, Any], name: str) -> dict[str, Any]:
-    """What belongs to a module, out of `state`, by the rest of its key: "" or ".weight"."""
+    """Remove the entries of a module from `state`; by the rest of their keys: "" or ".weight"."""
     keys = [key for key in state if key == name or key.startswith(f"{name}.")]
     return {key[len(name) :]: state.pop(key) for key in keys}
 
 
-def _faults(result: dict[str, Any], shape: torch.Size) -> list[str]:
-    """What torch says of tensors that do not fit."""
+def _load_errors(result: dict[str, Any], shape: torch.Size) -> list[str]:
+    """torch's messages for tensors that do not fit."""
     return [
         f"size mismatch for {key}: copying a param with shape {args.shape} from checkpoint, the "
         f"shape in current model is {shape}."
@@ -285,10 +287,10 @@ def _faults(result: dict[str, Any], shape: torch.Size) -> list[str]:
     ]
 
 
-def _joined(parts: dict[str, torch.Tensor], assign: bool) -> torch.Tensor:
+def _joined(tensors_by_key: dict[str, torch.Tensor], assign: bool) -> torch.Tensor:
     """The layers' tensors as one to copy from, or to assign."""
-    tensors = [tensor.detach() for tensor in parts.values()]
-    kinds = {f"{tensor.dtype} on {tensor.device}": key for key, tensor in parts.items()}
+    tensors = [tensor.detach() for tensor in tensors_by_key.values()]
+    kinds = {f"{tensor.dtype} on {tensor.device}": key for key, tensor in tensors_by_key.items()}
     if assign:
         if len(kinds) > 1:
             each = ", ".join(f"{key} is {kind}" for kind, key in kinds.items())
@@ -296,7 +298,7 @@ def _joined(parts: dict[str, torch.Tensor], assign: bool) -> torch.Tensor:
                 f"assign=True makes one parameter of all layers' tensors, but {each}; convert "
                 "them first, or load without assign"
             )
-        return _stack_of(next(iter(parts)), tensors)
+        return _stack_of(next(iter(tensors_by_key)), tensors)
     if len({tensor.device for tensor in tensors}) > 1:
         tensors = [tensor.to(tensors[0].device) for tensor in tensors]
     return torch.stack(tensors)

@@ -1,4 +1,4 @@
-"""Stale parameters, replaced by others: an optimizer that still holds one raises.
+"""Parameters that were replaced by others: an optimizer that still has one raises.
 
 `scan_layers` makes new parameters. An optimizer made before would go on with the old ones, which no
 module uses any more, and silently nothing would train:
@@ -13,8 +13,8 @@ RuntimeError: SGD.step(): scan_layers has copied 0.weight into parameters that h
  nothing trains the old ones that this optimizer holds. Make it after scan_layers, from the module:\
  SGD(model.parameters(), ..), or keep the old ones: scan_layers(layers, stacked=False).
 
-Replaced parameters that do get gradients are somebody's, and trained as ever. The check is a hook
-before the steps of all optimizers, which is set when the first parameter is replaced.
+Replaced parameters that do get gradients are still in use, and are trained as usual. The check is a
+hook before the steps of all optimizers, registered when the first parameter is replaced.
 """
 
 from __future__ import annotations

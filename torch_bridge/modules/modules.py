@@ -54,7 +54,7 @@ def layout(
     """
     if any(isinstance(child, StackedLayers) for child in module.modules()):
         layers = ByLayer(module)
-        return layers.together(_decided(module, layers.tensors, mesh, spec, name, warn))
+        return layers.stack_shardings(_decided(module, layers.tensors, mesh, spec, name, warn))
     return _decided(module, dict(tensors(module)), mesh, spec, name, warn)
 
 

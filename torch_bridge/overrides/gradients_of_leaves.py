@@ -51,4 +51,4 @@ def _laid_out(leaf: Any, gradient: Any) -> Any:
     both = isinstance(leaf, lazy_tensor.LazyTensor) and isinstance(gradient, lazy_tensor.LazyTensor)
     if not both or leaf.shape != gradient.shape or not marks.is_leaf(leaf):
         return gradient
-    return marks.laid_out_as(leaf, gradient)
+    return marks.gradient_sharded_as(leaf, gradient)

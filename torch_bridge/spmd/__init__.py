@@ -1,4 +1,4 @@
-"""The SPMD API: a mesh, and tensors marked with how they lie on it."""
+"""The SPMD API: meshes, and tensors marked with their sharding."""
 
 if __name__ != "isoshard.torch_bridge.spmd":
     raise ImportError(f"import isoshard.torch_bridge.spmd, not {__name__}")
@@ -23,7 +23,7 @@ from .marking import annotate_custom_sharding, clear_sharding, mark_sharding
 from .mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
 from .op_sharding import OpSharding
 from .optimization_barrier import apply_backward_optimization_barrier, optimization_barrier_
-from .sharding_alike import shard_as
+from .same_sharding import shard_as
 from .specs import ShardingSpec
 from .uneven import UnevenWarning
 from .wrapping import unwrap_sharded_tensor, wrap_as_sharded_tensor, wrap_if_sharded

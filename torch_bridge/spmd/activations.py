@@ -1,4 +1,4 @@
-"""Activations of a torch module, laid out by module name; the model's code stays as it is.
+"""Sharding constraints on the activations of a torch module, by module name.
 
 >>> import isoshard.torch_bridge as xs
 >>> from isoshard import P, Plan, make_mesh
@@ -11,10 +11,10 @@
 >>> model[0](torch.ones(2, 4, device="jax")).sharding_spec
 ''
 
-Hooks constrain what the plan names, and the gradients of it, whenever the modules are called: in
-steps of `xs.compile`, under `isoshard.jax_function`, and in the loops of `scan_layers`, which take
-them if all layers have equal ones. A step that was captured before does not notice hooks that come
-or go.
+The model's code is not changed: hooks constrain what the plan names, and its gradients, whenever
+the modules are called: in steps of `xs.compile`, under `isoshard.jax_function`, and in the loops of
+`scan_layers`, if all layers have equal hooks. A step that was captured before does not notice hooks
+that are added or removed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ActivationConstraints:
         plan: a `Plan` with activations.
 
     Attributes:
-        modules: what the plan says of each module that it speaks of, by name.
+        modules: the activation rules of each module that has some, by name.
 
     Raises:
         PlanError: no rule matches a module.
@@ -79,31 +79,31 @@ class ActivationConstraints:
         check_activation_axes(plan, mesh)
         self.modules: dict[str, ModuleActivations] = {}
         self._handles: list[Any] = []
-        found = []
+        constrained = []
         for name, child in module.named_modules():
-            said = plan.activation_for(name)
-            if said is not None:
-                self.modules[name] = said
-                found.append((child, said))
-        if not found:
+            rules = plan.activation_for(name)
+            if rules is not None:
+                self.modules[name] = rules
+                constrained.append((child, rules))
+        if not constrained:
             names = [repr(name) for name, _ in module.named_modules()]
             raise PlanError(
                 f"no activation rule of the plan matches a module of {type(module).__name__}; its "
                 f"modules are {', '.join(names[:_SHOWN])}{', ..' if len(names) > _SHOWN else ''}"
             )
         warn_unused_activations(plan, [name for name, _ in module.named_modules()])
-        for child, said in found:
-            if said.says("input"):
-                before: Any = functools.partial(_before, said=said, mesh=mesh)
-                before = _constraint(before, "input", said, mesh)
+        for child, rules in constrained:
+            if rules.says("input"):
+                before: Any = functools.partial(_before, rules=rules, mesh=mesh)
+                before = _constraint(before, "input", rules, mesh)
                 self._handles.append(child.register_forward_pre_hook(before, with_kwargs=True))
-            if said.says("output"):
-                after: Any = functools.partial(_after, said=said, mesh=mesh)
-                after = _constraint(after, "output", said, mesh)
+            if rules.says("output"):
+                after: Any = functools.partial(_after, rules=rules, mesh=mesh)
+                after = _constraint(after, "output", rules, mesh)
                 self._handles.append(child.register_forward_hook(after))
 
     def remove(self) -> None:
-        """Take the hooks off; once more does nothing."""
+        """Remove the hooks; a second call does nothing."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -116,15 +116,15 @@ class ActivationConstraints:
         self.remove()
 
     def __repr__(self) -> str:
-        """Module names with the patterns that decided."""
-        pairs = ", ".join(f"{name!r} by {said.rule!r}" for name, said in self.modules.items())
+        """Module names with the patterns that match them."""
+        pairs = ", ".join(f"{name!r} by {rules.rule!r}" for name, rules in self.modules.items())
         return f"ActivationConstraints({pairs})"
 
 
 def constrain_activations(
     module: torch.nn.Module, mesh: MeshLike, plan: PlanLike
 ) -> ActivationConstraints:
-    """Lay out what goes into the modules of a model, and what comes out, as a plan says.
+    """Constrain the inputs and outputs of the modules of a model to the shardings of a plan.
 
     Args:
         module: on the `jax` device when it is called. It gets forward hooks, and nothing else.
@@ -151,44 +151,44 @@ def constrain_activations(
     return ActivationConstraints(module, as_mesh(mesh), plan)
 
 
-def _constraint(hook: Any, side: Side, said: ModuleActivations, mesh: Mesh) -> Any:
-    """Tell `scan_layers` which hooks do the same; a module's name is for messages alone."""
-    hook.alike = (side, mesh, said.parts)
+def _constraint(hook: Any, side: Side, rules: ModuleActivations, mesh: Mesh) -> Any:
+    """The hook with a key by which `scan_layers` compares hooks; module names are not in it."""
+    hook.constraint_key = (side, mesh, rules.parts)
     return hook
 
 
 def _before(
-    module: torch.nn.Module, args: Any, kwargs: Any, *, said: ModuleActivations, mesh: Mesh
+    module: torch.nn.Module, args: Any, kwargs: Any, *, rules: ModuleActivations, mesh: Mesh
 ) -> Any:
-    named = {str(number): arg for number, arg in enumerate(args)}
-    found = _laid_out({**named, **kwargs}, "input", said, mesh)
-    return tuple(found[name] for name in named), {name: found[name] for name in kwargs}
+    named = {str(index): arg for index, arg in enumerate(args)}
+    inputs = _constrain_tree({**named, **kwargs}, "input", rules, mesh)
+    return tuple(inputs[name] for name in named), {name: inputs[name] for name in kwargs}
 
 
 def _after(
-    module: torch.nn.Module, args: Any, output: Any, *, said: ModuleActivations, mesh: Mesh
+    module: torch.nn.Module, args: Any, output: Any, *, rules: ModuleActivations, mesh: Mesh
 ) -> Any:
-    return _laid_out(output, "output", said, mesh)
+    return _constrain_tree(output, "output", rules, mesh)
 
 
-def _laid_out(tree: Any, side: Side, said: ModuleActivations, mesh: Mesh) -> Any:
+def _constrain_tree(tree: Any, side: Side, rules: ModuleActivations, mesh: Mesh) -> Any:
     pairs, structure = pytree.tree_flatten_with_path(tree)
     leaves = [leaf for _, leaf in pairs]
-    at = {
-        ".".join(map(_key, path)): number
-        for number, (path, leaf) in enumerate(pairs)
+    indices = {
+        ".".join(map(_key, path)): index
+        for index, (path, leaf) in enumerate(pairs)
         if isinstance(leaf, torch.Tensor)
     }
-    shapes = {path: tuple(leaves[number].shape) for path, number in at.items()}
-    for path, sharding in said.resolve(side, shapes, mesh).items():
-        tensor = leaves[at[path]]
+    shapes = {path: tuple(leaves[index].shape) for path, index in indices.items()}
+    for path, sharding in rules.resolve(side, shapes, mesh).items():
+        tensor = leaves[indices[path]]
         if not isinstance(tensor, lazy_tensor.LazyTensor):
             raise ShardingError(
-                f"the {f'{side} {path}'.rstrip()} of module {said.module!r} is to lie as "
-                f"{sharding.spec}, and it is on {tensor.device}; move the model and its inputs "
-                f"with {naming.moving()}"
+                f"the {f'{side} {path}'.rstrip()} of module {rules.module!r} is to be "
+                f"sharded as {sharding.spec}, and it is on {tensor.device}; move the model and its "
+                f"inputs with {naming.moving()}"
             )
-        leaves[at[path]] = _constrained(tensor, sharding)
+        leaves[indices[path]] = _constrained(tensor, sharding)
     return pytree.tree_unflatten(leaves, structure)
 
 
@@ -206,16 +206,16 @@ def _constrained(tensor: torch.Tensor, sharding: NamedSharding) -> Any:
 
 
 class _Open(torch.autograd.Function):
-    """`_Open.apply(tensor, sharding)`: a constraint that leaves some axes to the compiler."""
+    """`_Open.apply(tensor, sharding)`: a constraint with axes that are unconstrained."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, sharding: NamedSharding) -> torch.Tensor:
         ctx.sharding = sharding
         tape = tapes.recorder()
-        home = layout_numbers.intern(NamedSharding(sharding.mesh, P()))
+        mesh_id = layout_numbers.intern(NamedSharding(sharding.mesh, P()))
         value = lazy_tensor.read(tensor)
-        if isinstance(tape, tapes.Tape) and tape.joins(home):
-            tape.marks.add(home)
+        if isinstance(tape, tapes.Tape) and tape.joins(mesh_id):
+            tape.marks.add(mesh_id)
         (result,) = tape.record(_open(sharding), (value,))
         return lazy_tensor.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), result)
 

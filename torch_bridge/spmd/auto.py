@@ -1,14 +1,14 @@
-"""A layout for a module whose owner names none: by rule at first, then as a search finds it.
+"""Automatic shardings of a module's parameters: by a rule first, later by a search.
 
-torch_xla asks XLA's auto-sharding pass, which JAX does not offer. Here the first compiled step that
-uses the module is planned, and lays it out (`planning.automatic_layouts`). Until then, and where
-nothing is compiled, there is a rule, the same for every run:
+torch_xla runs XLA's auto-sharding pass, which JAX does not offer. Here the first compiled step that
+uses the module is planned, and its parameters are sharded by that plan (`request_plan`). Until
+then, and where nothing is compiled, there is a deterministic rule:
 
 1. A tensor is split along its largest axis that all devices together divide.
 2. If there is none, along the largest axis that one mesh axis divides; the largest mesh axis first.
-3. If there is none either, it stays whole.
+3. If there is none either, it is replicated.
 
-Of axes of one size the first is taken. Activations are left to XLA's partitioner.
+Of axes of equal size the first is taken. Activations are left to XLA's partitioner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-from .first_layouts import ask_for_plan, mark_for_now
+from .first_layouts import mark_for_now, request_plan
 from .mesh import Mesh, get_1d_mesh, get_global_mesh, mesh_from
 
 
@@ -34,13 +34,13 @@ def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: MeshLike = None) -> N
     """Mark the parameters and buffers of one module, without its children, by the rule above.
 
     Pass it to `xla_distribute_module(module, mesh, auto_policy)`. Tensors that are split already
-    stay as they are. The first compiled step that uses the module finds a plan for it.
+    are not changed. The first compiled step that uses the module finds a plan for it.
 
     Args:
         mod_name: of the module, for messages.
         mod: on the `jax` device.
         mesh: in any form; if not given the global mesh, else all devices in the shape of the
-            environment variable `XLA_AUTO_SPMD_MESH` (such as `2,4`), else in one row.
+            environment variable `XLA_AUTO_SPMD_MESH` (such as `2,4`), else of one axis.
 
     Raises:
         ShardingError: a tensor is on another device.
@@ -52,8 +52,8 @@ def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: MeshLike = None) -> N
     (P(('x', 'y'),), P(('x', 'y'),))
     """
     mesh = auto_mesh(mesh)
-    own = [*mod.named_parameters(recurse=False), *mod.named_buffers(recurse=False)]
-    for name, tensor in own:
+    tensors = [*mod.named_parameters(recurse=False), *mod.named_buffers(recurse=False)]
+    for name, tensor in tensors:
         if not isinstance(tensor, XLAShardedTensor):
             raise ShardingError(
                 f"{mod_name}.{name} is on {tensor.device}; move the module with "
@@ -61,7 +61,7 @@ def auto_policy(mod_name: str, mod: torch.nn.Module, mesh: MeshLike = None) -> N
             )
         if not marks.marked(tensor) or not tensor.sharding_type:
             mark_for_now(tensor, mesh, auto_spec(tuple(tensor.shape), mesh.mesh_shape))
-    ask_for_plan(mod, mesh)
+    request_plan(mod, mesh)
 
 
 def auto_spec(shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -95,16 +95,16 @@ def auto_mesh(mesh: MeshLike = None) -> Mesh:
     """
     if mesh is not None:
         return mesh_from(mesh)
-    if (found := get_global_mesh()) is not None:
-        return found
+    if (global_mesh := get_global_mesh()) is not None:
+        return global_mesh
     text = os.environ.get("XLA_AUTO_SPMD_MESH", "")
     if not text:
         return get_1d_mesh()
     count = len(jax.devices())
-    shape = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
+    shape = tuple(int(size) if size.strip().isdecimal() else 0 for size in text.split(","))
     if math.prod(shape) != count:
         raise ShardingError(
-            f"XLA_AUTO_SPMD_MESH is {text!r}, and there are {count} devices; give the devices "
+            f"XLA_AUTO_SPMD_MESH is {text!r}, and there are {count} devices; set the devices "
             f"along each axis, such as {count} or 2,{count // 2}"
         )
     return Mesh(range(count), shape)

@@ -1,4 +1,4 @@
-"""DTensor's verbs for tensors and modules here: a mesh and placements, or a function that marks.
+"""torch_xla's `xla_distribute_tensor` and `xla_distribute_module`: DTensor's API over marks.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> from torch.distributed.tensor import Replicate, Shard
@@ -7,8 +7,9 @@
 >>> t.partition_spec, t.placements
 (P(('x', 'y'),), (Shard(dim=0), Shard(dim=0)))
 
-`torch.distributed.tensor.distribute_tensor` with a `DeviceMesh("xla", ..)` arrives here too, when
-`torch_xla` is ours (see `isoshard.torch_xla_bridge.drop_in`). Such a mesh needs no process group.
+`torch.distributed.tensor.distribute_tensor` with a `DeviceMesh("xla", ..)` calls this too, when
+`torch_xla` is isoshard's (see `isoshard.torch_xla_bridge.drop_in`). Such a mesh needs no process
+group.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def convert_to_xla_mesh(dt_mesh: MeshLike) -> Mesh:
     """An `xs.Mesh` with the devices, shape and names of another mesh.
 
     Args:
-        dt_mesh: a torch `DeviceMesh`, whose ranks are places in `jax.devices()`; an `xs.Mesh`; or a
-            `jax.sharding.Mesh`.
+        dt_mesh: a torch `DeviceMesh`, whose ranks are indices in `jax.devices()`; an `xs.Mesh`; or
+            a `jax.sharding.Mesh`.
 
     Raises:
-        ShardingError, DeviceError: it has a device twice, or one that is not there.
+        ShardingError, DeviceError: it has a device twice, or more devices than JAX.
         DeviceError: in a script of torch_xla, which asserts it: a `DeviceMesh` has some of the
             devices only.
 
@@ -67,7 +68,7 @@ def convert_to_xla_partition_spec(
     Several mesh axes may split one tensor axis; the left one is outermost.
 
     Args:
-        tensor: of the rank that is meant.
+        tensor: of any device; only its rank is used.
         placements: one `Shard` or `Replicate` per mesh axis.
 
     Raises:
@@ -84,12 +85,12 @@ def convert_to_xla_partition_spec(
 def xla_distribute_tensor(
     tensor: torch.Tensor, device_mesh: MeshLike, placements: Sequence[Any] | None = None
 ) -> XLAShardedTensor:
-    """Lay a tensor out over a mesh by placements.
+    """Shard a tensor over a mesh by placements.
 
     Args:
         tensor: on any device; one on another device is copied, a leaf to a leaf.
         device_mesh: a torch `DeviceMesh`, an `xs.Mesh` or a `jax.sharding.Mesh`.
-        placements: one `Shard` or `Replicate` per mesh axis; whole on every device if not given.
+        placements: one `Shard` or `Replicate` per mesh axis; replicated if not given.
 
     Returns:
         The marked tensor; `tensor` itself if it is on the device.
@@ -109,13 +110,13 @@ def xla_distribute_tensor(
     kind = getattr(device_mesh, "device_type", "jax")
     if kind not in (*naming.OURS, "cpu"):
         raise ShardingError(
-            f"xla_distribute_tensor takes a mesh of device type 'xla' or 'jax', and this one is of "
-            f"{kind!r}; use torch.distributed.tensor.distribute_tensor for it"
+            f"xla_distribute_tensor takes a mesh of device type 'xla' or 'jax', and this one has "
+            f"type {kind!r}; use torch.distributed.tensor.distribute_tensor for it"
         )
     if type(tensor).__name__ == "DTensor":
         raise ShardingError(
-            "xla_distribute_tensor takes a whole tensor, and this DTensor is one process's part of "
-            "one; pass tensor.full_tensor()"
+            "xla_distribute_tensor takes a global tensor, and a DTensor has one process's shard; "
+            "pass tensor.full_tensor()"
         )
     mesh = mesh_from(device_mesh)
     if placements is None:
@@ -136,19 +137,19 @@ def xla_distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> torch.nn.Module:
-    """Lay a module out over a mesh by a function, or by `auto_policy`.
+    """Shard a module over a mesh by a function, or by `auto_policy`.
 
     What `partition_fn` does not mark is left to XLA's partitioner.
 
     Args:
         module: changed in place. With `auto_policy` it may be on any device, and is moved.
-        device_mesh: in any form; handed to the functions as it is.
+        device_mesh: in any form; passed to the functions as it is.
         partition_fn: called as `partition_fn(name, submodule, device_mesh)` for every submodule,
-            the module itself included (its name is empty). `auto_policy` lays parameters out by the
+            the module itself included (its name is empty). `auto_policy` shards parameters by the
             rule it describes.
         input_fn: called as `input_fn(module, inputs, device_mesh)` before each forward pass; what
-            it returns, unless None, takes the place of the inputs.
-        output_fn: called as `output_fn(module, outputs, device_mesh)` after it; likewise.
+            it returns, unless None, replaces the inputs.
+        output_fn: called as `output_fn(module, outputs, device_mesh)` after it, in the same way.
 
     Returns:
         `module`.
@@ -184,12 +185,12 @@ def xla_distribute_module(
     return module
 
 
-def with_module(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of (module, values, device_mesh); one of two arguments is given the last two.
+def with_module(argument: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (module, values, device_mesh), from one that may take the last two only.
 
     Args:
-        what: the argument it is, for messages.
-        function: called where a module is.
+        argument: the name of the argument that it is passed as, for messages.
+        function: of two or three arguments.
 
     Raises:
         ValueError: it takes another number of arguments.
@@ -197,13 +198,13 @@ def with_module(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
     count = len(inspect.signature(function).parameters)
     if count not in (2, 3):
         raise ValueError(
-            f"{what} is called with (module, values, device_mesh), and this one takes {count} "
+            f"{argument} is called with (module, values, device_mesh), and this one takes {count} "
             "arguments"
         )
     if count == 3:
         return function
     warnings.warn(
-        f"Deprecating {what} with two arguments (values, device_mesh); take "
+        f"Deprecating {argument} with two arguments (values, device_mesh); take "
         "(module, values, device_mesh)",
         FutureWarning,
         stacklevel=3,

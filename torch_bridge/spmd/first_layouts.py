@@ -1,12 +1,12 @@
-"""Layouts that hold until a plan is found: those of `auto_policy`, and of FSDPv2 in automatic mode.
+"""Preliminary shardings, until a plan is found: of `auto_policy`, and of FSDPv2 in automatic mode.
 
-A mark is the user's word, and a search leaves it alone. What a rule or an earlier search chose is
-noted here, so that a later one may choose again.
+A search does not change the marks of the user. Marks of a rule or of an earlier search are recorded
+here, so that a later search may change them.
 
 >>> import isoshard.torch_bridge as xs
 >>> weight = torch.ones(8, 8, device="jax")
 >>> _ = mark_for_now(weight, xs.get_1d_mesh("x"), ("x", None))
->>> said_by_user(weight), said_by_user(xs.mark_sharding(torch.ones(8).to("jax"), xs.get_1d_mesh("x"), ("x",)))
+>>> user_sharding(weight), user_sharding(xs.mark_sharding(torch.ones(8).to("jax"), xs.get_1d_mesh("x"), ("x",)))
 (None, NamedSharding(mesh=Mesh('x': 8, axis_types=(Auto,)), spec=P('x',), memory_kind=device))
 """  # noqa: E501
 
@@ -26,8 +26,8 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 from .marking import mark_sharding
 from .mesh import Mesh, mesh_from
 
-_FOR_NOW: weakref.WeakKeyDictionary[Storage, marks.Sharding] = weakref.WeakKeyDictionary()
-_ASKED_FOR: weakref.WeakKeyDictionary[torch.nn.Module, Mesh] = weakref.WeakKeyDictionary()
+_PRELIMINARY: weakref.WeakKeyDictionary[Storage, marks.Sharding] = weakref.WeakKeyDictionary()
+_REQUESTED: weakref.WeakKeyDictionary[torch.nn.Module, Mesh] = weakref.WeakKeyDictionary()
 
 
 def mark_for_now(
@@ -49,47 +49,30 @@ def mark_for_now(
 
 
 def note_for_now(tensor: XLAShardedTensor) -> None:
-    """Let the layout that a tensor has be one that nobody insists on.
-
-    Args:
-        tensor: marked.
-    """
+    """Record the sharding of a marked tensor as preliminary: a search may change it."""
     present = marks.placed(tensor)
     if present is not None:
-        _FOR_NOW[tensor._storage] = present
+        _PRELIMINARY[tensor._storage] = present
 
 
-def said_by_user(tensor: torch.Tensor) -> marks.Sharding | None:
-    """The layout that a user marked a tensor with; None if nobody did.
-
-    Args:
-        tensor: on any device.
-    """
+def user_sharding(tensor: torch.Tensor) -> marks.Sharding | None:
+    """The sharding that the user marked a tensor with; None without a mark."""
     if not isinstance(tensor, XLAShardedTensor) or marks.marked(tensor) is None:
         return None
     present = marks.placed(tensor)
-    return None if _FOR_NOW.get(tensor._storage) == present else present
+    return None if _PRELIMINARY.get(tensor._storage) == present else present
 
 
-def ask_for_plan(module: torch.nn.Module, mesh: MeshLike) -> None:
-    """Let the first compiled step that uses a module find a layout for it.
-
-    Args:
-        module: with the parameters.
-        mesh: that the plan is for.
-    """
-    _ASKED_FOR[module] = mesh_from(mesh)
+def request_plan(module: torch.nn.Module, mesh: MeshLike) -> None:
+    """Request a plan for a module, from the first compiled step that uses it."""
+    _REQUESTED[module] = mesh_from(mesh)
 
 
-def any_asked_for() -> bool:
-    """Whether a plan was asked for, for any module that still exists."""
-    return bool(_ASKED_FOR)
+def any_plan_requested() -> bool:
+    """Whether a plan was requested, for any module that still exists."""
+    return bool(_REQUESTED)
 
 
-def mesh_asked_for(modules: Iterable[torch.nn.Module]) -> Mesh | None:
-    """The mesh of the first module that a plan was asked for; None if there is none.
-
-    Args:
-        modules: to look at.
-    """
-    return next((_ASKED_FOR[one] for one in modules if one in _ASKED_FOR), None)
+def requested_mesh(modules: Iterable[torch.nn.Module]) -> Mesh | None:
+    """The mesh of the first of some modules that a plan was requested for, or None."""
+    return next((_REQUESTED[module] for module in modules if module in _REQUESTED), None)

@@ -1,4 +1,4 @@
-"""Marks on values inside a model that hold for the values' gradients too."""
+"""Sharding constraints on values inside a model, and on their gradients."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from isoshard.core.layout.spec import SpecLike
 from isoshard.torch_bridge.common.argument_types import AutogradContext, DeviceTensor, MeshLike
 
 from .marking import checked
-from .uneven import laid_out
+from .uneven import constrained_evenly
 
 
 class MarkShardingFunction(torch.autograd.Function):
-    """`MarkShardingFunction.apply(tensor, mesh, partition_spec)`: see below."""
+    """`apply(tensor, mesh, partition_spec)`: a sharding constraint, on the gradient as well."""
 
     @staticmethod
     def forward(
         ctx: AutogradContext, torch_tensor: DeviceTensor, mesh: MeshLike, partition_spec: SpecLike
     ) -> torch.Tensor:
-        """A copy of the tensor, laid out."""
+        """A copy of the tensor, with the sharding."""
         ctx.mesh, ctx.partition_spec = mesh, partition_spec
         t, sharding = checked(torch_tensor, mesh, partition_spec, "mark_sharding_with_gradients")
-        return laid_out(t, sharding)
+        return constrained_evenly(t, sharding)
 
     @staticmethod
     def backward(ctx: AutogradContext, *grad_output: Any) -> Any:
-        """The gradient, laid out likewise."""
+        """The gradient, with the same sharding."""
         gradient = MarkShardingFunction.apply(grad_output[0], ctx.mesh, ctx.partition_spec)
         return gradient, None, None
 
@@ -35,10 +35,10 @@ class MarkShardingFunction(torch.autograd.Function):
 def mark_sharding_with_gradients(
     t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike
 ) -> torch.Tensor:
-    """The same elements as a new tensor in a layout, which the gradient has as well.
+    """The same elements as a new tensor with a sharding, which the gradient gets as well.
 
     Args:
-        t: on the `jax` device; it stays as it is.
+        t: on the `jax` device; it is not modified.
         mesh: an `xs.Mesh`, or a `jax.sharding.Mesh`.
         partition_spec: as for `mark_sharding`.
 

@@ -1,4 +1,4 @@
-"""A mesh over several slices of devices, so that axes over the slow network are known."""
+"""A mesh over several slices of devices: some axes over the slow network, others within a slice."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .mesh import Mesh
 class HybridMesh(Mesh):
     """A mesh whose axes are split over slices first, and over the devices of a slice then.
 
-    Devices that know no slices (CPUs, the GPUs of one host) are divided in order into equal groups,
-    which stand for them; torch_xla refuses those. Where
-    `torch_xla.runtime.global_runtime_device_attributes` tells of slices that the devices do not
-    know, as in a test that replaces it, the mesh is that of the chips it names.
+    Devices without slices (CPUs, the GPUs of one host) are divided in order into equal groups,
+    which stand for slices; torch_xla raises for those. Where
+    `torch_xla.runtime.global_runtime_device_attributes` reports slices that the devices do not
+    have, as in a test that replaces it, the mesh is that of the chips it reports.
 
     Args:
         ici_mesh_shape: devices along each axis within one slice (the fast interconnect).
@@ -33,7 +33,7 @@ class HybridMesh(Mesh):
 
     Attributes:
         ici_mesh_shape: as given.
-        dcn_mesh_shape: as given, or all ones.
+        dcn_mesh_shape: as given; 1 for each axis by default.
 
     Raises:
         ShardingError: a `ValueError`; the shapes and names do not belong together, or their
@@ -60,10 +60,10 @@ class HybridMesh(Mesh):
         ici = tuple(map(int, ici_mesh_shape))
         dcn = (1,) * len(ici) if dcn_mesh_shape is None else tuple(map(int, dcn_mesh_shape))
         names = tuple(map(str, range(len(ici)))) if axis_names is None else tuple(axis_names)
-        told = _told()
-        _check_slices(dcn, told)
-        if told:
-            grid = meshes.HYBRID_MESH.found()(ici, dcn, told)
+        chips = _runtime_chips()
+        _check_slices(dcn, chips)
+        if chips:
+            grid = meshes.HYBRID_MESH.found()(ici, dcn, chips)
         else:
             try:
                 grid = hybrid_mesh(ici, dcn, names).devices
@@ -71,30 +71,30 @@ class HybridMesh(Mesh):
                 raise ShardingError(str(error)) from None
         self.ici_mesh_shape = ici
         self.dcn_mesh_shape = dcn
-        ids = [one.id if told else marks.ordinal(one) for one in grid.flat]
+        ids = [device.id if chips else marks.ordinal(device) for device in grid.flat]
         super().__init__(ids, grid.shape, None if axis_names is None else names)
 
 
-def _told() -> list[Any]:
-    """The chips in slices that the script's runtime tells of, and the devices do not."""
+def _runtime_chips() -> list[Any]:
+    """The chips in slices that the script's runtime reports, where the devices have no slices."""
     runtime: Any = sys.modules.get("isoshard.torch_xla_bridge.torch_xla.runtime")
     if runtime is None or len(_slices(jax.devices())) > 1:
         return []
     kind = {"platform": "tpu", "device_kind": "", "process_index": 0, "slice_index": None}
-    told = [
+    chips = [
         SimpleNamespace(**{**kind, **chip, "id": int(chip["name"].rpartition(":")[2])})
         for chip in runtime.global_runtime_device_attributes()
     ]
-    return told if len(_slices(told)) > 1 else []
+    return chips if len(_slices(chips)) > 1 else []
 
 
 def _slices(devices: Sequence[Any]) -> set[Any]:
     return {getattr(device, "slice_index", None) for device in devices}
 
 
-def _check_slices(dcn: tuple[int, ...], told: Sequence[Any]) -> None:
-    """Compare the slices asked for with those that devices tell of."""
-    slices = _slices(told or jax.devices())
+def _check_slices(dcn: tuple[int, ...], chips: Sequence[Any]) -> None:
+    """Raise ShardingError unless the requested slices are as many as those of the devices."""
+    slices = _slices(chips or jax.devices())
     if len(slices) > 1 and math.prod(dcn) != len(slices):
         raise ShardingError(
             f"the devices are in {len(slices)} slices, and dcn_mesh_shape {dcn} arranges "

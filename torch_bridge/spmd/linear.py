@@ -1,8 +1,8 @@
-"""Linear layers as one product over the last axis, whatever the rank.
+"""Linear layers without a reshape: one product over the last axis, for any rank.
 
-`torch.nn.Linear` makes a matrix of its input: batch and sequence become one axis, forward and
-backward, and where both are split the partitioner must follow them through the reshape. Here the
-axes stay apart.
+`torch.nn.Linear` reshapes its input to a matrix: batch and sequence become one axis, forward and
+backward, and where both are split the partitioner must propagate both through the reshape. Here
+they remain two axes.
 
 >>> import isoshard.torch_bridge as xs
 >>> mesh = xs.Mesh(range(8), (2, 4), ("data", "sequence"))
@@ -39,10 +39,9 @@ from .manual_tensor import ManualTensor
 
 
 class XLAPatchedLinear(torch.autograd.Function):
-    """`XLAPatchedLinear.apply(input, weight, bias)`: `torch.nn.functional.linear`, as told above.
+    """`apply(input, weight, bias)`: `torch.nn.functional.linear` without a reshape.
 
-    In an autocast region the product is computed in the region's dtype. Gradients of gradients are
-    refused by torch.
+    In an autocast region the product is computed in the region's dtype. Double backward raises.
     """
 
     @staticmethod
@@ -65,19 +64,19 @@ class XLAPatchedLinear(torch.autograd.Function):
     def backward(ctx: AutogradContext, *grad_output: Any) -> Any:
         """The gradients of input, weight and bias, in their dtypes."""
         input, weight = ctx.saved_tensors
-        given = [lazy_tensor.read(tensor) for tensor in (grad_output[0], input, weight)]
+        operands = [lazy_tensor.read(tensor) for tensor in (grad_output[0], input, weight)]
         avals = [Aval.contiguous(tuple(t.shape), t.dtype) for t in (input, weight)]
         avals.append(Aval.contiguous((weight.shape[0],), weight.dtype))
-        found: list[Any] = [None, None, None]
-        for number in range(3):
-            if ctx.needs_input_grad[number] and (number < 2 or ctx.has_bias):
-                (value,) = tapes.recorder().record(_BACKWARD[number], given)
-                found[number] = lazy_tensor.fresh(avals[number], value)
-        return tuple(found)
+        gradients: list[Any] = [None, None, None]
+        for index in range(3):
+            if ctx.needs_input_grad[index] and (index < 2 or ctx.has_bias):
+                (value,) = tapes.recorder().record(_BACKWARD[index], operands)
+                gradients[index] = lazy_tensor.fresh(avals[index], value)
+        return tuple(gradients)
 
 
 def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """What a linear layer computes, without making a matrix of its input.
+    """A linear layer applied to its input without a reshape to a matrix.
 
     Args:
         m: the layer.
@@ -94,7 +93,7 @@ def xla_patched_nn_linear_forward(m: torch.nn.Linear, input: torch.Tensor) -> to
 
 
 class EinsumLinear(torch.nn.Linear):
-    """A `torch.nn.Linear` that does not make a matrix of its input; see the module's description.
+    """A `torch.nn.Linear` that does not reshape its input; see the module's description.
 
     Args:
         *args: as for `torch.nn.Linear`.
@@ -113,9 +112,9 @@ class EinsumLinear(torch.nn.Linear):
 def apply_xla_patch_to_nn_linear(module: torch.nn.Module) -> torch.nn.Module:
     """Make every `torch.nn.Linear` inside a module an `EinsumLinear`.
 
-    The layers stay the same objects, with their parameters, hooks and names, so optimizers made
-    before go on, and tied weights stay tied. Subclasses of `Linear` compute something of their own
-    and are left alone.
+    The layers remain the same objects, with their parameters, hooks and names, so optimizers made
+    before remain valid, and tied weights remain tied. Subclasses of `Linear` are not changed, as
+    they may compute something else.
 
     Args:
         module: changed in place; itself it is not patched.

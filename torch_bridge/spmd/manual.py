@@ -1,22 +1,22 @@
-"""Manual regions: parts of a program in which each device works on its own piece.
+"""Manual regions: parts of a program in which each device works on its own shard.
 
 Between `enable_manual_sharding` and `disable_manual_sharding` shapes are those of one device's
-piece, and an operation is computed on each piece alone; XLA's partitioner adds nothing.
+shard, and an operation is computed on each shard by itself; XLA's partitioner adds nothing.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> from isoshard.torch_bridge.spmd import disable_manual_sharding, enable_manual_sharding
 >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
 >>> t = torch.arange(16.0).to("jax").reshape(2, 8)
->>> piece = enable_manual_sharding(t, ("x", "y"), mesh=mesh)
->>> piece.shape
+>>> shard = enable_manual_sharding(t, ("x", "y"), mesh=mesh)
+>>> shard.shape
 torch.Size([1, 2])
->>> mine = piece - piece.mean()                       # of the device's two elements
->>> disable_manual_sharding(mine, ("x", "y"), t.shape, mesh=mesh)[1].cpu()
+>>> centered = shard - shard.mean()                   # of the device's two elements
+>>> disable_manual_sharding(centered, ("x", "y"), t.shape, mesh=mesh)[1].cpu()
 tensor([-0.5000,  0.5000, -0.5000,  0.5000, -0.5000,  0.5000, -0.5000,  0.5000])
 
-Both are `jax.shard_map`, so nothing moves where the layouts are as asked. Gradients go through:
-that of a piece which several devices hold is the sum of theirs. Where a result is whole on several
-devices, the first of them gives it; they should agree, as in torch_xla.
+Both are `jax.shard_map`, so nothing moves where a tensor is sharded as requested already. Both are
+differentiable: the gradient of a shard on several devices is the sum of theirs. Where a result is
+replicated over devices, that of the first is taken; they should agree, as in torch_xla.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .manual_operations import joined
-from .manual_recipes import Axes, cut_recipe, cut_shape
+from .manual_recipes import Axes, split_recipe, stacked_shape
 from .manual_tensor import ManualTensor, ShardKind
 from .marking import checked, layout_for
 from .mesh import default_mesh, get_1d_mesh, get_global_mesh
@@ -42,20 +42,20 @@ from .mesh import default_mesh, get_1d_mesh, get_global_mesh
 def enable_manual_sharding(
     t: torch.Tensor, partition_spec: SpecLike, *, mesh: MeshLike = None
 ) -> ManualTensor:
-    """Begin a manual region for a tensor: what each device holds of it.
+    """Begin a manual region for a tensor: the result is each device's shard of it.
 
     Args:
-        t: on the `jax` device; it stays as it is.
-        partition_spec: how `t` is cut into pieces, as for `mark_sharding`.
+        t: on the `jax` device; it is not modified.
+        partition_spec: how `t` is split, as for `mark_sharding`.
         mesh: the mesh; the global one if not given.
 
     Returns:
-        A tensor of the shape of one piece.
+        A tensor of the shape of one shard.
 
     Raises:
         ShardingError: there is no mesh, `t` is on another device, or is manual already.
         SpecError: the spec does not fit.
-        UnevenError: an axis does not divide; pieces must be equal here.
+        UnevenError: an axis does not divide; shards must have one shape here.
 
     Example:
         >>> import isoshard.torch_bridge as xs
@@ -74,19 +74,19 @@ def enable_manual_sharding(
 def disable_manual_sharding(
     t: torch.Tensor, partition_spec: SpecLike, full_shape: Sequence[int], *, mesh: MeshLike = None
 ) -> XLAShardedTensor:
-    """End a manual region for a tensor: its pieces become one again.
+    """End a manual region for a tensor: its shards become a global tensor.
 
     Args:
         t: a result of operations in a manual region.
-        partition_spec: how the pieces lie in the whole, as for `mark_sharding`.
-        full_shape: of the whole.
+        partition_spec: how the global tensor is split, as for `mark_sharding`.
+        full_shape: of the global tensor.
         mesh: the mesh; the global one if not given.
 
     Returns:
-        The whole, marked with the spec.
+        The global tensor, marked with the spec.
 
     Raises:
-        ShardingError: there is no mesh, `t` is not manual, or its pieces do not make the whole.
+        ShardingError: there is no mesh, `t` is not manual, or its shards have other shapes.
         SpecError: the spec does not fit.
         UnevenError: an axis does not divide.
 
@@ -102,31 +102,31 @@ def disable_manual_sharding(
             f"disable_manual_sharding takes a tensor of a manual region, and this one of shape "
             f"{tuple(t.shape)} is not in one; begin it with enable_manual_sharding(t, spec)"
         )
-    if t.axes != t.home.axis_names:
+    if t.axes != t.mesh.axis_names:
         raise ShardingError(
-            f"a manual region is over all devices, and these pieces are over {t.axes} of {t.home}; "
-            "they become a whole with DTensor.from_local(t, mesh, placements)"
+            f"a manual region is over all devices, and these shards are over {t.axes} of {t.mesh}; "
+            "join them with DTensor.from_local(t, mesh, placements)"
         )
     full_shape = tuple(full_shape)
     sharding = layout_for(full_shape, default_mesh(mesh), partition_spec)
     check_even(sharding.spec, mesh_of(sharding), full_shape)
-    if list(mesh_of(sharding).devices.flat) != list(t.home.devices.flat):
+    if list(mesh_of(sharding).devices.flat) != list(t.mesh.devices.flat):
         raise ShardingError(
             "a manual region ends over the mesh it began with, or one of the same devices in the "
-            f"same order; it began over {t.home}"
+            f"same order; it began over {t.mesh}"
         )
-    piece = sharding.shard_shape(full_shape)
-    if tuple(t.shape) != piece:
+    shard_shape = sharding.shard_shape(full_shape)
+    if tuple(t.shape) != shard_shape:
         raise ShardingError(
-            f"a whole of shape {full_shape} cut by {sharding.spec} has pieces of shape {piece}, "
-            f"and these have {tuple(t.shape)}"
+            f"a tensor of shape {full_shape} split by {sharding.spec} has shards of shape "
+            f"{shard_shape}, and these have {tuple(t.shape)}"
         )
-    result: Any = _ToWhole.apply(t, sharding, "first")
+    result: Any = _ToFull.apply(t, sharding, "first")
     return result
 
 
 def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
-    """Take a tensor for each device's own: a manual tensor as it is, another whole on each device.
+    """A manual tensor as it is, or a global tensor replicated over the devices of a manual region.
 
     Args:
         t: on the `jax` device.
@@ -140,29 +140,33 @@ def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
 
 
 class _ToShards(torch.autograd.Function):
-    """From a whole to pieces: every copy, or zeros after the "first". Transpose of `_ToWhole`."""
+    """Split a global tensor: every device gets its "copy", or only the "first" and others zeros.
+
+    Transpose of `_ToFull`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, whole: Any, sharding: Any, how: str) -> Any:
+    def forward(ctx: Any, full: Any, sharding: Any, how: str) -> Any:
         ctx.sharding, ctx.how = sharding, how
         mesh = mesh_of(sharding)
         first = _others(sharding) if how == "first" else ()
-        cut = mesh, mesh.axis_names, sharding.spec
+        split = mesh, mesh.axis_names, sharding.spec
         like = ShardKind(mesh, mesh.axis_names)
-        return ManualTensor.made(cut_recipe(*cut, first), whole, like, cut_shape, *cut)
+        recipe = split_recipe(*split, first)
+        return ManualTensor.recorded(recipe, full, like, stacked_shape, *split)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        return _ToWhole.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
+        return _ToFull.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
 
 
-class _ToWhole(torch.autograd.Function):
-    """From pieces to a whole: of copies the "first", or their "sum". Transpose of `_ToShards`."""
+class _ToFull(torch.autograd.Function):
+    """Join shards: of replicas the "first", or their "sum". Transpose of `_ToShards`."""
 
     @staticmethod
-    def forward(ctx: Any, pieces: Any, sharding: Any, how: str) -> Any:
+    def forward(ctx: Any, shards: Any, sharding: Any, how: str) -> Any:
         ctx.sharding, ctx.how = sharding, how
-        return joined(pieces, sharding, tuple((name, how) for name in _others(sharding)))
+        return joined(shards, sharding, tuple((name, how) for name in _others(sharding)))
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -173,6 +177,6 @@ _TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
 
 
 def _others(sharding: Any) -> Axes:
-    """The mesh axes along which devices hold copies."""
+    """The mesh axes along which a tensor is replicated."""
     used = {name for entry in sharding.spec for name in axis_names(entry)}
     return tuple(name for name in sharding.mesh.axis_names if name not in used)

@@ -1,7 +1,7 @@
-"""Errors of marks and meshes that scripts of torch_xla catch by its classes as well.
+"""Errors of marks and meshes, also subclasses of what torch_xla raises, for its scripts.
 
-torch_xla asserts that a mesh and a spec fit, and raises RuntimeError for a tensor that cannot take
-a mark. Each class here is one of isoshard's and the class that torch_xla raises.
+torch_xla asserts that a mesh and a spec fit, and raises RuntimeError for a tensor that cannot be
+marked. Each class here is one of isoshard's and the class that torch_xla raises.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
@@ -26,7 +26,7 @@ class MeshShapeError(ShardingError, AssertionError, code="ISO051"):
 
 
 class MeshDeviceError(DeviceError, AssertionError, code="ISO052"):
-    """A mesh names devices that are not there."""
+    """A mesh has more devices than JAX."""
 
 
 class UnmarkableError(ShardingError, RuntimeError, code="ISO053"):
@@ -34,4 +34,4 @@ class UnmarkableError(ShardingError, RuntimeError, code="ISO053"):
 
 
 class MinibatchError(UnevenError, RuntimeError, code="ISO054"):
-    """A process's part of a batch cannot be divided over its devices."""
+    """A process's rows of a batch cannot be divided over its devices."""

@@ -1,4 +1,4 @@
-"""Tensors marked with how they lie on a mesh.
+"""`mark_sharding`: tensors sharded over a mesh by a mark.
 
 A model written for one device is sharded by marking a few of its tensors; XLA's partitioner
 completes the rest.
@@ -36,20 +36,20 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .mark_errors import MarkSpecError, UnmarkableError
 from .mesh import Mesh
-from .uneven import even_part
+from .uneven import even_with_warning
 
 
 def mark_sharding(
     t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike, *, sizes: SizesLike = None
 ) -> XLAShardedTensor:
-    """Mark how a tensor lies on a mesh.
+    """Mark a tensor with its sharding over a mesh.
 
-    The mark holds at once and for the life of the tensor's memory; data moves with the next
+    The mark is valid at once and for the life of the tensor's memory; data moves with the next
     execution. In a step being recorded it is a constraint for XLA's partitioner.
 
     A value that is still to be computed, and a view, may be marked several times: the last mark
-    counts. So does one after a mark that splits nothing. An axis that does not divide is taken with
-    a warning, see `uneven`.
+    counts. Data may be marked again after a mark that splits nothing. An axis that does not divide
+    is replicated, with a warning, see `uneven`.
 
     Args:
         t: a tensor, parameter or activation on the `jax` device.
@@ -57,8 +57,7 @@ def mark_sharding(
         partition_spec: one entry per axis of `t`: an axis index or name of the mesh, None, or a
             tuple of those (first is outermost); also a PartitionSpec.
         sizes: the elements of each block, where one axis is split; or per axis None or that; or
-            "chunk", as `torch.chunk` does. The buffers are then of unequal pieces, without a
-            warning.
+            "chunk", as `torch.chunk` does. The shards are then of unequal sizes, without a warning.
 
     Returns:
         `t` itself.
@@ -77,7 +76,7 @@ def mark_sharding(
     """
     t, sharding = checked(t, mesh, partition_spec, "mark_sharding")
     if graph_calls.is_traced(t):
-        graph_calls.mark_by(mark_sharding, t, mesh, partition_spec)
+        graph_calls.mark_or_trace(mark_sharding, t, mesh, partition_spec)
         return t
     if sizes is not None:
         sizes = None if isinstance(sizes, str) and sizes == "chunk" else sizes
@@ -88,15 +87,15 @@ def mark_sharding(
     present = marks.marked(t)
     if present is None or not _same(present, sharding, t.dim()):
         _check_free(t, sharding)
-        even, ask = even_part(sharding, t.shape)
-        marks.annotate(t, even, ask=ask)
+        even, requested = even_with_warning(sharding, t.shape)
+        marks.annotate(t, even, requested=requested)
     if naming.is_torch_xla():
         _note_for_torch_xla(t, mesh, partition_spec)
     return t
 
 
 def _note_for_torch_xla(t: XLAShardedTensor, mesh: Any, partition_spec: Any) -> None:
-    """Keep and count what a script of torch_xla reads back; send what the host holds."""
+    """Count the mark, store its spec as written, and send host memory to the devices."""
     metrics.count("marks")
     if marks.is_on_host(t) and recorder().capture is None:
         input_placement.settle([t._storage.value])
@@ -118,9 +117,9 @@ def _check_free(t: XLAShardedTensor, sharding: jax.sharding.NamedSharding) -> No
 def annotate_custom_sharding(
     t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike
 ) -> XLAShardedTensor:
-    """Mark how a tensor lies from here on, whatever it was marked with before.
+    """Mark a tensor with its sharding from here on, whatever its mark before.
 
-    In the program it is one more constraint after the layout that the data have; the data
+    In the program it is one more constraint after the sharding of the data; the data
     themselves move when the program ends.
 
     Args:
@@ -137,16 +136,16 @@ def annotate_custom_sharding(
         ShardingError: `t` is on another device.
     """
     t, sharding = checked(t, mesh, partition_spec, "annotate_custom_sharding")
-    even, ask = even_part(sharding, t.shape)
-    marks.constrain_in_place(t, even, ask)
+    even, requested = even_with_warning(sharding, t.shape)
+    marks.constrain_in_place(t, even, requested)
     return t
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
-    """Forget a tensor's mark: it becomes whole on every device of its mesh.
+    """Remove a tensor's mark: it becomes replicated over its mesh.
 
     Args:
-        t: on the `jax` device; a tensor on another stays as it is.
+        t: on the `jax` device; a tensor on another is not changed.
 
     Returns:
         `t` itself.
@@ -165,13 +164,13 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
 def checked(
     t: torch.Tensor, mesh: MeshLike, partition_spec: SpecLike, verb: str
 ) -> tuple[XLAShardedTensor, jax.sharding.NamedSharding]:
-    """Check what a verb was given, and find the layout it means.
+    """Check the arguments of a function, and resolve its spec to a sharding.
 
     Args:
         t: must be on the `jax` device.
         mesh: the mesh.
         partition_spec: must have one entry per axis of `t`, if it is a sequence.
-        verb: for the message.
+        verb: the function, for messages.
 
     Raises:
         SpecError, ShardingError: as `mark_sharding`.
@@ -179,7 +178,7 @@ def checked(
     if not isinstance(t, torch.Tensor):
         raise TypeError(
             f"{verb} takes the tensor first, then the mesh, then the spec: {verb}(t, mesh, spec); "
-            f"given first was {type(t).__name__}"
+            f"the first argument is {type(t).__name__}"
         )
     if not isinstance(t, XLAShardedTensor) and not graph_calls.is_traced(t):
         name = naming.current().type
@@ -194,12 +193,7 @@ def checked(
 def layout_for(
     shape: tuple[int, ...], mesh: MeshLike, partition_spec: SpecLike
 ) -> jax.sharding.NamedSharding:
-    """The layout that a spec means for a shape; its axes need not divide.
-
-    Args:
-        shape: of the tensor.
-        mesh: the mesh.
-        partition_spec: must have one entry per axis, if it is a sequence.
+    """The sharding of a spec for a shape; its axes need not divide.
 
     Raises:
         SpecError: as `mark_sharding`.
@@ -211,7 +205,7 @@ def layout_for(
             raise MarkSpecError(
                 f"spec {tuple(partition_spec)} has {len(partition_spec)} entries for a tensor of "
                 f"rank {len(shape)} (shape {shape}); give one entry per axis, None for an "
-                "axis that stays whole"
+                "axis that is not split"
             )
     try:
         return named_sharding(partition_spec, as_mesh(mesh), len(shape))

@@ -1,4 +1,4 @@
-"""Devices as a grid with named axes, in torch_xla's words, and the mesh of the process.
+"""torch_xla's `Mesh`: devices as a grid with named axes; and the global mesh.
 
 >>> import isoshard.torch_bridge as xs
 >>> dict(xs.Mesh(range(8), (4, 2), ("x", "y")).shape())
@@ -31,21 +31,21 @@ from .op_sharding import OpSharding
 
 
 class Mesh:
-    """Devices as a grid with named axes, in torch_xla's words.
+    """Devices as a grid with named axes, as torch_xla's `Mesh`.
 
     Args:
-        device_ids: positions in `jax.devices()`, in the order in which they fill the grid (the last
+        device_ids: indices in `jax.devices()`, in the order in which they fill the grid (the last
             axis fastest).
         mesh_shape: devices along each axis.
         axis_names: one name per axis; by default the axes are called `"0"`, `"1"`, ..
 
     Attributes:
-        device_ids: as given, in one row.
+        device_ids: as given, flattened.
         mesh_shape: as given.
         axis_names: as given, or None.
 
     Raises:
-        ShardingError: numbers, shape and names do not belong together.
+        ShardingError: ids, shape and names do not fit each other.
         DeviceError: there are too few devices.
 
     Example:
@@ -66,8 +66,8 @@ class Mesh:
         axis_names: tuple[str, ...] | None = None,
     ):
         """See the class."""
-        known = isinstance(device_ids, np.ndarray | torch.Tensor)
-        ids = device_ids.tolist() if known else list(device_ids)
+        is_array = isinstance(device_ids, np.ndarray | torch.Tensor)
+        ids = device_ids.tolist() if is_array else list(device_ids)
         self.device_ids = np.asarray(ids, dtype=int).reshape(-1)
         self.mesh_shape = tuple(int(extent) for extent in mesh_shape)
         self.axis_names = tuple(axis_names) if axis_names is not None else None
@@ -112,7 +112,7 @@ class Mesh:
         return "xla"
 
     def size(self) -> int:
-        """How many devices it has."""
+        """The number of devices."""
         return len(self.device_ids)
 
     def shape(self) -> collections.OrderedDict[str | int, int]:
@@ -133,7 +133,7 @@ class Mesh:
     def get_jax_mesh(self) -> jax.sharding.Mesh:
         """The same mesh for JAX; axes without a name are called `"0"`, `"1"`, .. .
 
-        Its axes are Auto. One that was made from a mesh of JAX's gives that one.
+        Its axes are Auto. If this mesh was made from a `jax.sharding.Mesh`, it is that mesh.
         """
         return self._jax_mesh
 
@@ -149,16 +149,16 @@ class Mesh:
         >>> print(Mesh(range(8), (2, 4)).get_op_sharding((1, 0)))
         {devices=[4,2]0,4,1,5,2,6,3,7}
         """
-        key = (partition_spec, str(partition_spec))  # (0,) equals (False,), but is not alike
-        found = self._op_shardings.get(key)
-        if found is None:
+        key = (partition_spec, str(partition_spec))  # (0,) == (False,), and they are two specs
+        op_sharding = self._op_shardings.get(key)
+        if op_sharding is None:
             try:
-                found = OpSharding.of(self._jax_mesh, partition_spec)
+                op_sharding = OpSharding.of(self._jax_mesh, partition_spec)
             except SpecError as error:
                 raise MarkSpecError(*error.args) from None
-            self._op_shardings[key] = found
+            self._op_shardings[key] = op_sharding
             metrics.count("op_shardings")
-        return found
+        return op_sharding
 
     @classmethod
     def from_str(cls, mesh_str: str) -> Mesh | None:
@@ -171,7 +171,7 @@ class Mesh:
             A mesh like the one that was written; None if the text is no mesh.
 
         Raises:
-            ShardingError, DeviceError: it is one, and not possible here.
+            ShardingError, DeviceError: it is a mesh, and not possible with these devices.
 
         >>> dict(Mesh.from_str(str(Mesh(range(8), (2, 4), ("x", "y")))).shape())
         {'x': 2, 'y': 4}
@@ -185,8 +185,9 @@ class Mesh:
 
     def __str__(self) -> str:
         """As a dictionary, which `from_str` reads."""
-        parts = ("device_ids", self.device_ids.tolist()), ("mesh_shape", self.mesh_shape)
-        return str({**dict(parts), "axis_names": self.axis_names})
+        ids = self.device_ids.tolist()
+        fields = {"device_ids": ids, "mesh_shape": self.mesh_shape, "axis_names": self.axis_names}
+        return str(fields)
 
     def __repr__(self) -> str:
         """As the constructor."""
@@ -197,7 +198,7 @@ def mesh_from(mesh: MeshLike) -> Mesh:
     """A mesh in any form: an `xs.Mesh`, a `jax.sharding.Mesh`, torch's `DeviceMesh` or ours.
 
     Args:
-        mesh: the mesh; the ranks of a `DeviceMesh` are places in `jax.devices()`.
+        mesh: the mesh; the ranks of a `DeviceMesh` are indices in `jax.devices()`.
 
     Raises:
         TypeError: it is no mesh.
@@ -210,11 +211,11 @@ def mesh_from(mesh: MeshLike) -> Mesh:
     if isinstance(ranks := getattr(mesh, "mesh", None), torch.Tensor):
         names = mesh.mesh_dim_names
         return Mesh(ranks.flatten().tolist(), tuple(ranks.shape), names and tuple(names))
-    taken = as_mesh(mesh)
-    ids = [marks.ordinal(device) for device in taken.devices.flat]
-    made = Mesh(ids, taken.axis_sizes, taken.axis_names)
-    made._jax_mesh = taken  # with its axis types
-    return made
+    jax_mesh = as_mesh(mesh)
+    ids = [marks.ordinal(device) for device in jax_mesh.devices.flat]
+    xs_mesh = Mesh(ids, jax_mesh.axis_sizes, jax_mesh.axis_names)
+    xs_mesh._jax_mesh = jax_mesh  # with its axis types
+    return xs_mesh
 
 
 _global: Mesh | None = None
@@ -222,7 +223,7 @@ set_mode("global mesh", id(_global))
 
 
 def set_global_mesh(mesh: Mesh | None) -> None:
-    """Set the mesh that is used where none is given.
+    """Set the mesh that functions use by default.
 
     Args:
         mesh: the mesh; None for none.
@@ -255,10 +256,10 @@ def get_global_mesh() -> Mesh | None:
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
-    """A mesh of all devices in one row.
+    """A mesh of all devices along one axis.
 
     Args:
-        axis_name: of its only axis.
+        axis_name: the name of the axis.
 
     Returns:
         The mesh.
@@ -272,15 +273,16 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
 
 
 def default_mesh(mesh: MeshLike = None) -> Mesh:
-    """The mesh given, else the one of the process.
+    """The mesh that is passed, else the global mesh.
 
     Raises:
-        ShardingError: neither is there.
+        ShardingError: there is neither.
     """
     if mesh is not None:
         return mesh_from(mesh)
     if _global is None:
         raise ShardingError(
-            "no mesh is given and none is set; pass mesh=.., or call xs.set_global_mesh(mesh) first"
+            "no mesh is passed and no global mesh is set; pass mesh=.., or call "
+            "xs.set_global_mesh(mesh) first"
         )
     return _global

@@ -1,11 +1,11 @@
-"""SPMD mode and automatic sharding, as torch_xla's scripts switch them on.
+"""SPMD mode and automatic sharding, as torch_xla's scripts enable them.
 
-isoshard has one mode of work, torch_xla's SPMD: one process, one logical device, meshes. The
-switch for SPMD only records what a script asked for, so that it reads back what it expects. The
-one for automatic sharding lets the first call of a compiled step find a plan for it.
+isoshard always works as torch_xla in SPMD mode: one process, one logical device, meshes. `use_spmd`
+only records that a script enabled it, for `is_spmd`. Automatic sharding lets the first call of a
+compiled step search a plan for it.
 
-Environment: `XLA_USE_SPMD=1` and `XLA_AUTO_SPMD=1` switch them on as well, and `use_spmd` sets
-them, so that processes started later agree.
+Environment: `XLA_USE_SPMD=1` and `XLA_AUTO_SPMD=1` enable them as well, and `use_spmd` sets both
+variables, so that processes started later agree.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from . import unplanned_steps
 
 
 def use_spmd(auto: bool | None = False) -> None:
-    """Say that the script is written for SPMD. It cannot be taken back, as in torch_xla.
+    """Enable SPMD mode. It cannot be disabled, as in torch_xla.
 
     Args:
-        auto: also lay out what nobody marked, by the plan that is found for the first step that
-            `torch_xla.compile` or `xs.compile` makes.
+        auto: also shard tensors that are not marked, by the plan that is found for the first step
+            of `torch_xla.compile` or `xs.compile`.
     """
     os.environ["XLA_USE_SPMD"] = "1"
     if auto:
@@ -39,11 +39,6 @@ def auto_spmd() -> bool:
 
 
 def check_env_flag(name: str, default: str = "") -> bool:
-    """Whether an environment variable is `true` or a number above 0.
-
-    Args:
-        name: of the variable.
-        default: what it is if it is not set.
-    """
+    """Whether an environment variable is `true` or a number above 0."""
     flag = os.environ.get(name, default)
     return flag == "true" or (flag.isdigit() and int(flag) > 0)

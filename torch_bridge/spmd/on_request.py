@@ -1,4 +1,4 @@
-"""Automatic layouts where a script asks for them; the search is loaded at the first such step."""
+"""Automatic sharding where a script requests it; the search is imported at the first such step."""
 
 from __future__ import annotations
 
@@ -13,29 +13,24 @@ from isoshard.torch_bridge.spmd import first_layouts
 from isoshard.torch_bridge.spmd.modes import auto_spmd
 
 
-def placing(
+def argument_sharder(
     step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> capture.ShardArguments | None:
-    """Lay out a step that is about to run for the first time, if somebody asked for that.
-
-    Args:
-        step: it.
-        args: of its first call.
-        kwargs: likewise.
+    """Shard a step automatically before its first call, if that was requested.
 
     Returns:
-        What lays out the arguments of each call; None if nobody asked so far.
+        A function that shards the arguments of each call; None if no plan was requested.
 
     Raises:
         ShardingError: as `automatic_layouts.lay_out`.
     """
-    if not auto_spmd() and not first_layouts.any_asked_for():
+    if not auto_spmd() and not first_layouts.any_plan_requested():
         return None
     return extensions.shard_step(step, args, kwargs)
 
 
 def auto_plan(module: torch.nn.Module) -> Any:
-    """The plan by which a model was laid out, with its mesh, its cost and the runners-up.
+    """The plan by which a model was sharded, with its mesh, its cost and the runners-up.
 
     A plan is found at the first call of a compiled step, if `torch_xla.runtime.use_spmd(auto=True)`
     was called, or the model was given to `auto_policy`.
@@ -61,4 +56,4 @@ def auto_plan(module: torch.nn.Module) -> Any:
     return extensions.automatic_plan(module)
 
 
-capture.ARGUMENT_SHARDERS.append(placing)
+capture.ARGUMENT_SHARDERS.append(argument_sharder)

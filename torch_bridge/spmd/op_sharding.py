@@ -1,4 +1,4 @@
-"""OpSharding: XLA's description of a layout, as torch_xla hands it out.
+"""OpSharding: XLA's description of a sharding, as torch_xla's scripts get it.
 
 >>> sharding = OpSharding([[0, 1], [2, 3]], [], [], 3)
 >>> sharding
@@ -21,14 +21,14 @@ from isoshard.torch_bridge.layout.marks import ShardingType, groups, ordinal, sh
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class OpSharding:
-    """A layout over all devices, without a mesh.
+    """A sharding over all devices, without a mesh.
 
     Attributes:
-        tile_assignment: device numbers as nested lists: a grid of blocks for a tiled layout, with
+        tile_assignment: device ids as nested lists: a grid of blocks for a tiled sharding, with
             the copies of each block along a last axis for a partly replicated one.
-        group_assignment: for a partly replicated layout, the number of each block's group of
+        group_assignment: for a partly replicated sharding, the index of each block's group of
             devices, as a grid of blocks; otherwise empty.
-        replication_groups: for a partly replicated layout, the devices of each group.
+        replication_groups: for a partly replicated sharding, the devices of each group.
         sharding_type: how it divides a tensor.
     """
 
@@ -38,14 +38,14 @@ class OpSharding:
     sharding_type: ShardingType
 
     def __post_init__(self) -> None:
-        """Take numbers for types, and lists of any depth."""
+        """Convert the type from an int, and nested lists to tuples."""
         object.__setattr__(self, "sharding_type", ShardingType(self.sharding_type))
         for name in ("tile_assignment", "group_assignment", "replication_groups"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
 
     @classmethod
     def of(cls, mesh: jax.sharding.Mesh, partition_spec: SpecLike) -> OpSharding:
-        """The layout of a spec over a mesh.
+        """The sharding of a spec over a mesh.
 
         Args:
             mesh: of any axis types.
@@ -75,7 +75,7 @@ class OpSharding:
             Integers of shape (blocks along each tensor axis .., copies).
 
         Raises:
-            UnrepresentableError: it is no layout of whole blocks, or for another rank.
+            UnrepresentableError: it is neither replicated nor tiled, or for another rank.
 
         >>> OpSharding([[0, 1], [2, 3]], [], [], 3).grid(2).shape
         (2, 2, 1)
@@ -83,18 +83,18 @@ class OpSharding:
         kind = self.sharding_type
         if kind == ShardingType.REPLICATED:
             return np.arange(len(jax.devices())).reshape((1,) * ndim + (-1,))
-        numbers = np.array(self.tile_assignment)
-        found = numbers[..., None] if kind == ShardingType.TILED else numbers
+        ids = np.array(self.tile_assignment)
+        grid = ids[..., None] if kind == ShardingType.TILED else ids
         tiled = kind in (ShardingType.TILED, ShardingType.PARTIAL)
-        if not tiled or found.ndim != ndim + 1:
+        if not tiled or grid.ndim != ndim + 1:
             raise UnrepresentableError(
-                f"{self!r} does not say how a tensor of rank {ndim} lies in blocks; pass a layout "
-                "of mesh.get_op_sharding(spec) with an entry for each of its axes"
+                f"{self!r} does not split a tensor of rank {ndim} into blocks; pass a sharding of "
+                "mesh.get_op_sharding(spec) with an entry for each of its axes"
             )
-        return found
+        return grid
 
     def spec_over(self, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.PartitionSpec:
-        """The spec that means this layout over a mesh.
+        """The spec of this sharding over a mesh.
 
         Args:
             mesh: of the same devices.
@@ -110,12 +110,12 @@ class OpSharding:
         """
         if self.sharding_type == ShardingType.REPLICATED:
             return jax.sharding.PartitionSpec()
-        place = {ordinal(device): at for at, device in enumerate(mesh.devices.flat)}
+        positions = {ordinal(device): at for at, device in enumerate(mesh.devices.flat)}
         grid = self.grid(ndim)
-        if set(grid.flat) != set(place):
+        if set(grid.flat) != set(positions):
             raise UnrepresentableError(f"{self!r} is over other devices than the mesh {mesh}")
-        places = np.vectorize(place.__getitem__, otypes=[int])(grid)
-        return Tiles(places).to_spec(mesh)
+        tiles = np.vectorize(positions.__getitem__, otypes=[int])(grid)
+        return Tiles(tiles).to_spec(mesh)
 
     @property
     def text(self) -> str:

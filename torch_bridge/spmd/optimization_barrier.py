@@ -1,4 +1,4 @@
-"""Optimization barriers: what XLA's optimiser may not move or fuse across."""
+"""Optimization barriers, across which XLA's optimizer moves and fuses nothing."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
     """Put a barrier behind tensors: what is computed from them waits until all are computed.
 
     Args:
-        tensors: on the `jax` device; their elements stay as they are.
+        tensors: on the `jax` device; their elements are not changed.
     """
     ours: list[Any] = [tensor for tensor in tensors if isinstance(tensor, XLAShardedTensor)]
     if not ours:
         return
     values = [lazy_tensor.read(tensor) for tensor in ours]
-    behind = tapes.recorder().record(_barrier(len(ours)), values)
-    for tensor, value in zip(ours, behind, strict=True):
+    results = tapes.recorder().record(_barrier(len(ours)), values)
+    for tensor, value in zip(ours, results, strict=True):
         lazy_tensor.write(tensor, value)
 
 
 def apply_backward_optimization_barrier(m: torch.nn.Module) -> None:
     """Keep XLA from fusing a module's backward pass with those of others.
 
-    Otherwise it may hold the gradients of many layers at once, to reduce them over devices
+    Otherwise the gradients of many layers may be in memory at once, to be reduced over devices
     together.
 
     Args:
-        m: when the gradient of an input of it is known, that and the gradients of its parameters,
-            as far as they are there, pass a barrier.
+        m: when the gradient of one of its inputs is computed, that and the gradients of its
+            parameters, as far as they are computed, pass a barrier.
     """
     m.register_forward_pre_hook(_watch, with_kwargs=True)
 
@@ -55,13 +55,13 @@ def _watch(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if isinstance(leaf, XLAShardedTensor) and leaf.requires_grad:
             hooks = (backward_hooks(leaf) or {}).values()  # a tensor may come again and again
             if not any(isinstance(h, functools.partial) and h.args == (module,) for h in hooks):
-                leaf.register_hook(functools.partial(_behind_barrier, module))
+                leaf.register_hook(functools.partial(_apply_barrier, module))
 
 
-def _behind_barrier(module: torch.nn.Module, gradient: torch.Tensor) -> None:
-    own = [parameter.grad for parameter in module.parameters()]
+def _apply_barrier(module: torch.nn.Module, gradient: torch.Tensor) -> None:
+    gradients = [*(parameter.grad for parameter in module.parameters()), gradient]
     with torch.no_grad():
-        optimization_barrier_([g for g in (*own, gradient) if g is not None])
+        optimization_barrier_([g for g in gradients if g is not None])
 
 
 @cached(1024)

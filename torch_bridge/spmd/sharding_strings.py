@@ -1,4 +1,4 @@
-"""What torch_xla's internal functions tell of any tensor's layout."""
+"""Shardings of tensors as torch_xla's internal functions report them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 def sharding_spec_of(t: torch.Tensor) -> str:
-    """The layout as torch_xla writes it; empty if the tensor is not marked, or not on the device.
+    """The sharding as torch_xla writes it; empty if the tensor is not marked, or not on the device.
 
     >>> import isoshard.torch_bridge as xs
     >>> mesh = xs.Mesh(range(8), (8,), ("x",))
@@ -24,28 +24,27 @@ def sharding_spec_of(t: torch.Tensor) -> str:
 
 
 def sharding_type_of(t: torch.Tensor) -> ShardingType | None:
-    """How the layout divides the tensor; None if it is not marked, or not on the device."""
+    """How the sharding divides the tensor; None if it is not marked, or not on the device."""
     return t.sharding_type if isinstance(t, XLAShardedTensor) else None
 
 
 def buffers_spec_of(t: torch.Tensor) -> str:
-    """As `sharding_spec_of`; in a script of torch_xla also of buffers that nobody has marked.
+    """As `sharding_spec_of`; in a script of torch_xla also of buffers that are not marked.
 
-    A tensor that devices hold and nobody has marked is whole: `{replicated}`, as XLA writes the
-    layout of an array on one device as well. The host's memory, and a value that is still to be
-    computed, have none.
+    A tensor in device memory without a mark is `{replicated}`, as XLA writes the sharding of an
+    array on one device as well. Host memory, and a value that is still to be computed, have none.
     """
-    return sharding_spec_of(t) or ("{replicated}" if _is_whole(t) else "")
+    return sharding_spec_of(t) or ("{replicated}" if _is_replicated(t) else "")
 
 
 def buffers_type_of(t: torch.Tensor) -> ShardingType | None:
-    """As `sharding_type_of`, of the layouts that `buffers_spec_of` tells."""
-    found = sharding_type_of(t)
-    return ShardingType.REPLICATED if found is None and _is_whole(t) else found
+    """As `sharding_type_of`, of the shardings of `buffers_spec_of`."""
+    kind = sharding_type_of(t)
+    return ShardingType.REPLICATED if kind is None and _is_replicated(t) else kind
 
 
-def _is_whole(t: torch.Tensor) -> bool:
-    """Whether devices hold a tensor of a script of torch_xla, and nobody has laid it out."""
+def _is_replicated(t: torch.Tensor) -> bool:
+    """Whether a tensor of a script of torch_xla is in device memory and has no sharding."""
     if not isinstance(t, XLAShardedTensor) or not naming.is_torch_xla():
         return False
     if t.named_sharding is not None or marks.is_recorded(t) or marks.is_cleared(t):

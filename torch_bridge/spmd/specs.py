@@ -1,4 +1,4 @@
-"""A mesh and a spec that wait for tensors."""
+"""`ShardingSpec`: a mesh and a spec, to be applied to tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .op_sharding import OpSharding
 
 @dataclasses.dataclass(frozen=True)
 class XlaShardingSpec:
-    """The layout of one tensor, from a `ShardingSpec` that fits its rank.
+    """The sharding of one tensor, from a `ShardingSpec` that fits its rank.
 
     Attributes:
-        sharding: the layout.
+        sharding: the sharding.
         shape: of the tensor.
         minibatch: as in the `ShardingSpec`.
     """
@@ -36,15 +36,15 @@ class XlaShardingSpec:
 
 @dataclasses.dataclass
 class ShardingSpec:
-    """A mesh and a spec that wait for tensors (a data loader's, for instance).
+    """A mesh and a spec, to be applied to tensors (those of a data loader, for instance).
 
     Attributes:
         mesh: an `xs.Mesh`, or a `jax.sharding.Mesh`.
         partition_spec: one entry per tensor axis.
-        minibatch: each process loads its part of a batch only.
+        minibatch: each process loads its own rows of a batch only.
 
     Raises:
-        SpecError: when made; an entry is no axis of the mesh, or an axis is used twice.
+        SpecError: an entry is no axis of the mesh, or an axis is used twice.
 
     Example:
         >>> from isoshard.torch_bridge.spmd import Mesh
@@ -72,7 +72,7 @@ class ShardingSpec:
         return mark_sharding(t, self.mesh, self.partition_spec)
 
     def xla_spec(self, t: torch.Tensor) -> XlaShardingSpec | None:
-        """The layout for `t`, or None if the spec does not fit its rank."""
+        """The sharding for `t`, or None if the spec does not fit its rank."""
         if not self.can_apply(t):
             return None
         sharding = OpSharding.of(as_mesh(self.mesh), self.partition_spec)

@@ -1,6 +1,6 @@
-"""Axes that do not divide: torch_xla pads them, JAX has no buffers for them.
+"""Marks of axes that do not divide: torch_xla pads them, JAX has no buffers for them.
 
-`mark_sharding` takes such a spec, with a warning, so that scripts written for torch_xla run:
+`mark_sharding` accepts such a spec with a warning, so that scripts written for torch_xla run:
 
 >>> import warnings
 >>> import torch, isoshard.torch_bridge as xs
@@ -14,10 +14,10 @@
 >>> t.local_shards[4].data, t.local_shards[4].unpadded_data
 (tensor([8., 0.]), tensor([8.]))
 
-Values, `sharding_spec` and `local_shards` are torch_xla's. The buffers of such a tensor are whole
-along that axis on every device. A value marked inside a step is divided there by XLA, which pads;
-it is whole again where the program ends. `isoshard.shard` refuses instead. With `sizes=` the
-buffers are of unequal pieces, see `layout.uneven_shards`.
+Values, `sharding_spec` and `local_shards` are torch_xla's. The buffers of such a tensor are
+replicated along that axis. A value marked inside a step is split there by XLA, which pads; it is
+replicated again at the end of the program. `isoshard.shard` raises instead. With `sizes=` the
+shards have unequal sizes, see `layout.uneven_shards`.
 """
 
 from __future__ import annotations
@@ -41,66 +41,56 @@ class UnevenWarning(CodedWarning, code="ISO055"):
     """A tensor is marked with a split that does not divide it, so its buffers are not split."""
 
 
-def even_part(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Sharding | None]:
-    """The nearest layout that JAX has buffers for.
-
-    Args:
-        sharding: what was asked for.
-        shape: of the tensor.
+def even_with_warning(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Sharding | None]:
+    """The requested sharding without the axes that do not divide, with a warning if there are some.
 
     Returns:
-        The layout without the axes that do not divide, and what was asked for if that is another;
-        None otherwise. Warns once per line of user code if so, and counts it.
+        The even sharding, and the requested one if that is another, else None. The warning is given
+        once per line of user code, and counted.
     """
-    even, fault = even_layout(sharding, shape)
-    if not fault:
+    even, message = even_layout(sharding, shape)
+    if not message:
         return even, None
     metrics.count("uneven_marks")
     warn_user(
-        f"{fault.removeprefix('tensor: ')} Its buffers stay whole along what does not divide, so "
-        "they take more memory than the spec says; xs.mark_sharding(t, mesh, spec, sizes='chunk') "
+        f"{message.removeprefix('tensor: ')} Its buffers are replicated along such axes, so they "
+        "take more memory than the spec implies; xs.mark_sharding(t, mesh, spec, sizes='chunk') "
         "splits them unequally.",
         UnevenWarning,
     )
     return even, sharding
 
 
-def laid_out(t: DeviceTensor, sharding: Sharding) -> Any:
-    """A new tensor with the same elements in a layout, or in the even part of it; below autograd.
+def constrained_evenly(t: DeviceTensor, sharding: Sharding) -> Any:
+    """A new tensor with a sharding, without the axes that do not divide; below autograd.
 
     Args:
-        t: on the `jax` device, or traced in its place.
-        sharding: what was asked for.
+        t: on the `jax` device, or traced.
+        sharding: the requested one.
     """
-    return graph_calls.laid_by(_laid_out, graph_calls.same_shape, t, sharding)
+    return graph_calls.record_or_trace(_constrained_evenly, graph_calls.same_shape, t, sharding)
 
 
-def _laid_out(t: DeviceTensor, sharding: Sharding) -> Any:
-    return marks.laid_out(t, *even_part(sharding, t.shape))
+def _constrained_evenly(t: DeviceTensor, sharding: Sharding) -> Any:
+    return marks.constrained(t, *even_with_warning(sharding, t.shape))
 
 
 def even_layout(
     sharding: Sharding, shape: Sequence[int], name: str = "tensor"
 ) -> tuple[Sharding, str]:
-    """The layout without the axes that do not divide, and what is wrong with them ("": none).
-
-    Args:
-        sharding: what was asked for.
-        shape: of the tensor.
-        name: of the tensor, for messages.
-    """
+    """The sharding without the axes that do not divide, and the error message for these, or ""."""
     mesh = mesh_of(sharding)
     try:
         check_even(sharding.spec, mesh, shape, name=name)
     except UnevenError as error:
-        fault = str(error)
+        message = str(error)
     else:
         return sharding, ""
     entries = [
         entry if _divides(entry, mesh, extent) else None
         for entry, extent in zip(sharding.spec, shape, strict=False)
     ]
-    return named_sharding(jax.sharding.PartitionSpec(*entries), mesh, len(shape)), fault
+    return named_sharding(jax.sharding.PartitionSpec(*entries), mesh, len(shape)), message
 
 
 def _divides(entry: object, mesh: jax.sharding.Mesh, extent: int) -> bool:

@@ -1,7 +1,7 @@
-"""Automatic sharding says so where it decides nothing.
+"""Warnings where automatic sharding is requested and cannot be done.
 
-A plan is found for a step that is compiled as a whole. A script that trains without compiling a
-step is told once, and the report says it until a step was compiled.
+A plan is found for a step that is compiled as one program. A script that trains without compiling a
+step gets one warning, and the report has a line on it until a step is compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isoshard.torch_bridge.engine.recording.recorder import recorder
 
 
 class UnplannedWarning(CodedWarning, code="ISO046"):
-    """A layout was to be found automatically, and a step says too little for that."""
+    """Automatic sharding was requested, and a step cannot be planned."""
 
 
 _MODE = "use_spmd(auto=True)"
@@ -27,38 +27,33 @@ _hooks: list[Any] = []
 
 
 def watch() -> None:
-    """Note that no step was compiled so far, and warn if an optimizer steps meanwhile."""
+    """Report that no step was compiled so far, and warn if an optimizer steps before one is."""
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_stepped))
         metrics.record_plan(_MODE, f"none so far, as {_FEW}")
 
 
 def compiled() -> None:
-    """Note that a step was compiled: its own line in the report says what became of it."""
+    """Remove the report's line and the hook: a compiled step has a line of its own."""
     metrics.record_plan(_MODE, None)
     while _hooks:
         _hooks.pop().remove()
 
 
-def tell(where: str, reason: str) -> None:
-    """Warn of a step that cannot be planned, and say so in the report.
-
-    Args:
-        where: the step's line.
-        reason: why.
-    """
+def warn_unplanned(where: str, reason: str) -> None:
+    """Warn of a step that cannot be planned, and report it."""
     metrics.record_plan(where, f"none: {reason}")
     warnings.warn(
-        f"{where}: the step is to be laid out automatically and cannot be planned: {reason} "
-        "Its tensors stay as they are marked.",
+        f"{where}: automatic sharding cannot plan this step: {reason} Its tensors are sharded as "
+        "they are marked.",
         UnplannedWarning,
         stacklevel=2,
     )
 
 
 _FEW = (
-    "no step was compiled as a whole; wrap it in torch_xla.compile(step), or in "
-    "isoshard.torch_bridge.compile(step), and its first call finds the layouts"
+    "no step was compiled; wrap it in torch_xla.compile(step), or in "
+    "isoshard.torch_bridge.compile(step), and its first call finds the shardings"
 )
 
 
@@ -68,7 +63,7 @@ def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         while _hooks:
             _hooks.pop().remove()
         warnings.warn(
-            f"{metrics.user_location()}: {_MODE} lays nothing out here: {_FEW}.",
+            f"{metrics.user_location()}: {_MODE} shards nothing here: {_FEW}.",
             UnplannedWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Wrapping: nothing to do here, since every tensor on the device is an XLAShardedTensor."""
+"""torch_xla's wrapping functions: every tensor on the device is an XLAShardedTensor already."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from isoshard.core.layout.spec import SpecLike
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import Leaf, MeshLike
-from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.layout.layout_methods import body_of
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .distribute import xla_distribute_tensor
@@ -21,14 +21,14 @@ from .mesh import Mesh
 
 
 def wrap_if_sharded(x: Leaf) -> Any:
-    """Anything, as it is: a tensor on the device is an XLAShardedTensor already."""
+    """`x` unchanged: a tensor on the device is an XLAShardedTensor already."""
     return x
 
 
 def wrap_as_sharded_tensor(
     t: torch.Tensor, mesh_shape: Sequence[int] | None = None, partition_spec: SpecLike = None
 ) -> XLAShardedTensor:
-    """A tensor on the device, as it is; laid out anew, if a mesh shape and a spec are given.
+    """A tensor on the device unchanged; marked anew, if a mesh shape and a spec are passed.
 
     Args:
         t: on the `jax` device.
@@ -52,7 +52,7 @@ def wrap_as_sharded_tensor(
         return t
     shape = tuple(mesh_shape)
     mesh = Mesh(range(math.prod(shape)), shape)
-    layout_for(tuple(t.shape), mesh, partition_spec)  # a fault is told before anything changes
+    layout_for(tuple(t.shape), mesh, partition_spec)  # raises before anything changes
     return mark_sharding(clear_sharding(t), mesh, partition_spec)
 
 
@@ -60,7 +60,7 @@ def wrap_as_sharded_tensor(
 def wrapped_for_script(
     t: torch.Tensor, mesh: MeshLike = None, partition_spec: SpecLike = None
 ) -> XLAShardedTensor:
-    """What `XLAShardedTensor(t, ..)` gives: as `wrap_as_sharded_tensor`, and in a script more.
+    """`XLAShardedTensor(t, ..)`: as `wrap_as_sharded_tensor`; scripts of torch_xla may pass more.
 
     Args:
         t: on the `jax` device; in a script of torch_xla also on the CPU, and then it is copied to a
@@ -79,5 +79,5 @@ def wrapped_for_script(
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
-    """A tensor, as it is."""
+    """`t` unchanged."""
     return t

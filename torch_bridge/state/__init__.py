@@ -1,4 +1,4 @@
-"""What a checkpoint of any format keeps of modules and optimizers, and how it comes back."""
+"""The state of modules and optimizers in checkpoints of any format, saved and restored."""
 
 if __name__ != "isoshard.torch_bridge.state":
     raise ImportError(f"import isoshard.torch_bridge.state, not {__name__}")

@@ -1,7 +1,7 @@
-"""torch's objects filled with arrays: tensors as new ones, modules and optimizers in place.
+"""Torch objects filled with arrays: tensors as new ones, modules and optimizers in place.
 
-A tensor that stays where it is is written to, so that captured steps and views see it. One that
-comes to another mesh or device gets new content, and is the same object if it is a parameter.
+A tensor whose mesh and device do not change is written to, so that captured steps and views see the
+new values. Otherwise it gets new memory; a parameter remains the same object.
 
 >>> import isoshard as iso
 >>> layer = torch.nn.Linear(2, 1, bias=False)
@@ -50,21 +50,21 @@ class Filler:
     """Fills objects.
 
     Args:
-        place: lays a tensor out; see `modules.shard_module`.
+        place: shards a tensor; see `modules.shard_module`.
     """
 
     place: modules.Place
 
     def fill(self, x: Any, values: Mapping[str, Any]) -> Any:
-        """Give an object other values.
+        """Set the values of an object.
 
         Args:
             x: a module, an optimizer, or a tensor.
-            values: for each of its parts an array in the tensor's shape (in host memory in its
+            values: for each of its leaves an array in the tensor's shape (in host memory in its
                 dtype), or a number, string, ..; for a tensor one, under "".
 
         Returns:
-            `x`; for a tensor a new one, with the layout of the array.
+            `x`; for a tensor a new one, with the sharding of the array.
         """
         if isinstance(x, torch.nn.Module):
             self._module(x, values)
@@ -78,15 +78,19 @@ class Filler:
         if has_dtensors(module):
             load_arrays(module, values)
             return
-        held = module.state_dict(keep_vars=True)
-        own = {id(tensor) for _, tensor in modules.tensors(module)}
+        tensors = module.state_dict(keep_vars=True)
+        replaceable = {id(tensor) for _, tensor in modules.tensors(module)}
         arrays = {name: value for name, value in values.items() if isinstance(value, _ARRAYS)}
-        moves = {name: value for name, value in arrays.items() if not _stays(held[name], value)}
-        stacks = {name: value for name, value in moves.items() if id(held[name]) not in own}
+        moves = {
+            name: value for name, value in arrays.items() if not _can_write(tensors[name], value)
+        }
+        stacks = {
+            name: value for name, value in moves.items() if id(tensors[name]) not in replaceable
+        }
         moved: dict[int, torch.Tensor] = {}
         for name, value in moves.items():
-            old = held[name]
-            if id(old) in own and id(old) not in moved:
+            old = tensors[name]
+            if id(old) in replaceable and id(old) not in moved:
                 moved[id(old)] = self._new(old, value)
                 if old.grad is not None and not isinstance(value, np.ndarray):
                     grad = self.place(old.grad, _layout(value), None, f"{name}.grad")
@@ -94,33 +98,33 @@ class Filler:
         if stacks:
             self._move_stacks(module, stacks)
         _replace(module, moved)
-        held = module.state_dict(keep_vars=True)
-        stay = [(held[n], v) for n, v in arrays.items() if n not in moves or n in stacks]
-        _write(stay)
+        tensors = module.state_dict(keep_vars=True)
+        in_place = [(tensors[n], v) for n, v in arrays.items() if n not in moves or n in stacks]
+        _write(in_place)
         others = {name: value for name, value in values.items() if name not in arrays}
         if others:
             module.load_state_dict(others, strict=False)
 
     def _move_stacks(self, module: torch.nn.Module, values: Mapping[str, Any]) -> None:
-        """Layers of a stack move as a whole, and are written to where they are then."""
+        """Move the stacks of layers; their layers are written to afterwards."""
         for path, child in module.named_modules():
-            start = f"{path}." if path else ""
+            prefix = f"{path}." if path else ""
             specs = {
-                name.removeprefix(start): value.sharding.spec
+                name.removeprefix(prefix): value.sharding.spec
                 for name, value in values.items()
-                if isinstance(child, StackedLayers) and name.startswith(start)
+                if isinstance(child, StackedLayers) and name.startswith(prefix)
             }
             if not specs:
                 continue
             if any(tensor.device.type == "meta" for tensor in child.parameters()):
                 raise ShardingError(
-                    f'{path or "the module"} holds stacked layers on "meta", which cannot be '
-                    'filled one by one; give them memory first: module.to_empty(device="cpu")'
+                    f'{path or "the module"} has stacked layers on "meta", which cannot be '
+                    'filled layer by layer; give them memory first: module.to_empty(device="cpu")'
                 )
             if any(isinstance(value, UnevenArray) for value in values.values()):
                 raise ShardingError(
-                    f"{path or 'the module'} holds stacked layers, which are laid out as a whole, "
-                    "and these come in blocks of unequal sizes; restore them evenly laid out"
+                    f"{path or 'the module'} has stacked layers, which are sharded together, and "
+                    "these are in blocks of unequal sizes; restore them with even shardings"
                 )
             mesh = next(iter(values.values())).sharding.mesh
             modules.shard_module(child, mesh, specs, self.place)
@@ -128,7 +132,7 @@ class Filler:
     def _optimizer(self, optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
         params = dtensor_modules.named_params(optimizer)
         shared: dict[str, dict[str, Any]] = {}
-        stay: list[tuple[torch.Tensor, Any]] = []
+        in_place: list[tuple[torch.Tensor, Any]] = []
         for name, value in values.items():
             start, _, key = name.rpartition(".")
             kind, _, owner = start.partition(".")
@@ -141,20 +145,20 @@ class Filler:
             state = optimizer.state[param]
             old = state.get(key)
             if is_dtensor(param):
-                plain = isinstance(value, np.ndarray)  # a count of steps that was not there yet
+                plain = isinstance(value, np.ndarray)  # a new count of steps
                 shared.setdefault(key, {})[owner] = self._new(None, value) if plain else value
             elif not isinstance(value, _ARRAYS):
                 state[key] = value
-            elif isinstance(old, torch.Tensor) and _stays(old, value):
-                stay.append((old, value))
+            elif isinstance(old, torch.Tensor) and _can_write(old, value):
+                in_place.append((old, value))
             else:
                 state[key] = self._new(old if isinstance(old, torch.Tensor) else None, value)
         if shared:
             load_arrays(optimizer, shared)
-        _write(stay)
+        _write(in_place)
 
     def _new(self, old: torch.Tensor | None, value: Any) -> torch.Tensor:
-        """A tensor of the array, in the place of `old`."""
+        """A tensor of the array, in place of `old`."""
         if old is not None and is_dtensor(old):
             raise ShardingError(
                 "a DTensor by itself cannot be filled; restore the module that it is in, or a "
@@ -165,16 +169,16 @@ class Filler:
             layout = _layout(value)
             layout = layout if isinstance(layout, NamedSharding | BlockLayout) else None
             return annotated(like, Value.of(value, shared=True), layout, tuple(value.shape))
-        made = from_numpy(value, like.dtype)
+        tensor = from_numpy(value, like.dtype)
         if like.device.type not in _ELSEWHERE:
-            made = made.to(like.device)
+            tensor = tensor.to(like.device)
         if isinstance(like, torch.nn.Parameter):
-            return torch.nn.Parameter(made, requires_grad=like.requires_grad)
-        return made.requires_grad_(like.requires_grad)
+            return torch.nn.Parameter(tensor, requires_grad=like.requires_grad)
+        return tensor.requires_grad_(like.requires_grad)
 
 
-def _stays(tensor: torch.Tensor, value: Any) -> bool:
-    """Whether the array is where the tensor is, so that it can be written to."""
+def _can_write(tensor: torch.Tensor, value: Any) -> bool:
+    """Whether array and tensor have one device and sharding, so that the tensor can be written."""
     if isinstance(value, np.ndarray):
         return tensor.device.type not in _ELSEWHERE
     if not isinstance(tensor, lazy_tensor.LazyTensor):
@@ -208,10 +212,8 @@ def _write(pairs: list[tuple[torch.Tensor, Any]]) -> None:
 
 
 def _replace(module: torch.nn.Module, moved: dict[int, torch.Tensor]) -> None:
-    places = swap_parameters.parameters(module)
-    swap_parameters.replace(
-        [(place, moved[id(place[2])]) for place in places if id(place[2]) in moved]
-    )
+    slots = swap_parameters.parameters(module)
+    swap_parameters.replace([(slot, moved[id(slot[2])]) for slot in slots if id(slot[2]) in moved])
     for child in module.modules():
         for key, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):
             if id(buffer) in moved:

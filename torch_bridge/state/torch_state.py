@@ -1,8 +1,9 @@
-"""What `iso.save` takes of torch's objects, and how `iso.restore` fills them.
+"""The leaves of torch objects that `iso.save` writes and `iso.restore` fills.
 
-A module is what its `state_dict` has, by the same names. An optimizer's parts are its state, called
-`state.<parameter>.<kind>`, and the settings of its groups, `param_groups.<number>.<setting>`;
-parameters go by name if the optimizer was made with `model.named_parameters()`, else by position.
+Those of a module are its `state_dict`, by the same names. Those of an optimizer are its state,
+`state.<parameter>.<kind>`, and the settings of its groups, `param_groups.<index>.<setting>`;
+parameters have their names if the optimizer was created with `model.named_parameters()`, else
+their positions.
 
 >>> import isoshard.torch_bridge
 >>> layer = torch.nn.Linear(2, 3)
@@ -47,7 +48,7 @@ _SKIPPED = ("params", "param_names")
 
 
 class StateVerbs(Framework):
-    """What core's checkpoints ask of torch's objects."""
+    """The methods for core's checkpoints, on torch objects."""
 
     def parts(
         self, x: Any, saved: Mapping[str, Entry] | None = None
@@ -69,8 +70,8 @@ def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState]
 
     Args:
         x: a module, an optimizer, or a tensor.
-        saved: what a checkpoint has of it: state that an optimizer makes at its first step is then
-            listed too.
+        saved: its entries in a checkpoint: state that an optimizer creates at its first step is
+            then listed too.
     """
     if isinstance(x, torch.nn.Module):
         if not _is_on_jax(x) and has_dtensors(x):
@@ -85,7 +86,7 @@ def wanted(x: torch.Tensor) -> Wanted:
 
 
 def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
-    """The elements of a tensor, for reading, and its logical dtype; executes what is recorded.
+    """The elements of a tensor, for reading, and its logical dtype; executes recorded operations.
 
     They are not copied: the array of a tensor on `jax`, the memory of one on the CPU. A tensor or
     DTensor whose shards differ in size is an `UnevenArray`.
@@ -122,26 +123,26 @@ def _optimizer_parts(
     leaders: Mapping[str, Any] = params
     if any(map(is_dtensor, params.values())):
         arrays = dtensor_modules.state_to_jax(optimizer)
-        leaders = _on_one_mesh(params)
-    parts: dict[str, NamedState] = {}
+        leaders = _leaders_on_largest_mesh(params)
+    states: dict[str, NamedState] = {}
     for name, param in params.items():
         for kind, value in optimizer.state.get(param, {}).items():
             value = arrays.get(kind, {}).get(name, value)
-            parts[f"state.{name}.{kind}"] = NamedState(value, leaders[name])
+            states[f"state.{name}.{kind}"] = NamedState(value, leaders[name])
     for index, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key not in _SKIPPED:
-                parts[f"param_groups.{index}.{key}"] = NamedState(value)
-    for name, entry in saved.items():  # made at the first step
+                states[f"param_groups.{index}.{key}"] = NamedState(value)
+    for name, entry in saved.items():  # created at the first step
         start, _, kind = name.rpartition(".")
         leader = leaders.get(start.removeprefix("state."))
-        if name not in parts and start.startswith("state.") and leader is not None:
-            parts[name] = NamedState(entry, leader)
-    return parts
+        if name not in states and start.startswith("state.") and leader is not None:
+            states[name] = NamedState(entry, leader)
+    return states
 
 
-def _on_one_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What state is sharded as: parameters, also those on a slice, on the mesh of all."""
+def _leaders_on_largest_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """By name what an optimizer's state is sharded as: its parameter, on the mesh of all."""
     mesh = dtensor_modules.largest_mesh(params.values(), "the optimizer")
     leaders: dict[str, Any] = {}
     for name, param in params.items():

@@ -40,8 +40,7 @@ from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
-from isoshard.torch_bridge.layout.method_bodies import BODIES
+from isoshard.torch_bridge.layout.layout_methods import BODIES, LayoutMethods
 from isoshard.torch_bridge.overrides import addresses, pickling
 
 

@@ -1,8 +1,8 @@
-"""Libraries that train: what they learn of the device, and models laid out by a `Plan` in them.
+"""Training libraries: their choice of the `jax` device, and models sharded by a `Plan` in them.
 
-They choose their device themselves. accelerate, and with it `transformers.Trainer`, takes ours
-where the environment says `ACCELERATE_TORCH_DEVICE=jax`, Lightning with `accelerator="jax"`. Where
-the `jax` device is there and one of them chooses the CPU, it is said once.
+They choose their device themselves. accelerate, and with it `transformers.Trainer`, chooses `jax`
+if the environment has `ACCELERATE_TORCH_DEVICE=jax`, Lightning with `accelerator="jax"`. Where the
+`jax` device is available and one of them chooses the CPU, there is one warning.
 """
 
 if __name__ != "isoshard.torch_bridge.trainers":

@@ -35,7 +35,7 @@ CHOOSE_STRATEGY = NAMES.state(
 
 CHOOSE_ACCELERATOR = NAMES.state(
     f"{_CONNECTOR}._choose_auto_accelerator",
-    why='chooses for `accelerator="auto"`, where it is said that it is the CPU',
+    why='chooses for `accelerator="auto"`, where a warning reports the CPU',
     without=_WITHOUT,
 )
 

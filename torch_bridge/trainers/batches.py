@@ -28,15 +28,15 @@ def batch_axes(mesh: Any, axes: Any) -> tuple[str, ...]:
     Args:
         mesh: the mesh.
         axes: an axis, or several, outermost first; None for none. "data" of a mesh without such an
-            axis is none, as it is the default of who calls this.
+            axis is none, as it is the default of the callers.
 
     Raises:
         SpecError: the mesh has no such axis.
     """
-    known = as_mesh(mesh)
-    if axes is None or (axes == "data" and "data" not in known.axis_names):
+    jax_mesh = as_mesh(mesh)
+    if axes is None or (axes == "data" and "data" not in jax_mesh.axis_names):
         return ()
-    named_sharding((axes,), known, 1, name="batches")
+    named_sharding((axes,), jax_mesh, 1, name="batches")
     return tuple(axis_names(axes))
 
 
@@ -45,25 +45,22 @@ def split_batch(batch: Any, mesh: Any, axes: Any) -> Any:
 
     Args:
         batch: any nesting, with tensors on the `jax` device. Those that are marked already, have no
-            axes, or have a number of rows that does not divide stay as they are.
+            axes, or have a number of rows that does not divide are not changed.
         mesh: the mesh.
         axes: the mesh axis, or several, outermost first; None splits nothing.
-
-    Returns:
-        The batch, whose tensors are marked.
     """
     names = axis_names(axes)
     if names:
-        known = as_mesh(mesh)
-        parts = math.prod(known.shape[name] for name in names)
+        jax_mesh = as_mesh(mesh)
+        shards = math.prod(jax_mesh.shape[name] for name in names)
         for leaf in pytree.tree_leaves(batch):
-            if _can_split(leaf, parts):
-                mark_sharding(leaf, known, (tuple(names), *(None,) * (leaf.dim() - 1)))
+            if _can_split(leaf, shards):
+                mark_sharding(leaf, jax_mesh, (tuple(names), *(None,) * (leaf.dim() - 1)))
     return batch
 
 
 def split_inputs(module: torch.nn.Module, mesh: Any, axes: Any) -> Any:
-    """Split the rows of what a module is called with.
+    """Split the rows of a module's inputs.
 
     Args:
         module: the module.
@@ -81,7 +78,7 @@ def split_inputs(module: torch.nn.Module, mesh: Any, axes: Any) -> Any:
     return module.register_forward_pre_hook(split, with_kwargs=True)
 
 
-def _can_split(leaf: Any, parts: int) -> bool:
+def _can_split(leaf: Any, shards: int) -> bool:
     if not isinstance(leaf, XLAShardedTensor) or isinstance(leaf, torch.nn.Parameter):
         return False
-    return bool(leaf.dim()) and leaf.shape[0] % parts == 0 and marks.marked(leaf) is None
+    return bool(leaf.dim()) and leaf.shape[0] % shards == 0 and marks.marked(leaf) is None

@@ -1,6 +1,6 @@
-"""How libraries that choose a device come to ours, or say that they did not.
+"""The `jax` device in training libraries, and a warning if they choose the CPU.
 
-Nothing is imported for it: what is here happens when a program imports the library.
+The libraries are not imported here: each is changed when a program imports it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _LIGHTNINGS = (
 
 
 class DeviceChoiceWarning(CodedWarning, code="ISO060"):
-    """A library has chosen the CPU although the `jax` device is there.
+    """A library has chosen the CPU although the `jax` device is available.
 
     Example:
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("ignore", DeviceChoiceWarning)      # the CPU is meant
-        ...     say("Lightning", 'pass accelerator="jax"')
+        ...     warn_cpu_chosen("Lightning", 'pass accelerator="jax"')
     """
 
 
 def register() -> None:
-    """Tell accelerate and Lightning of the device, once they are imported.
+    """Register the device with accelerate and Lightning, once they are imported.
 
     `import isoshard.torch_bridge` calls it.
 
@@ -53,15 +53,10 @@ def register() -> None:
             after_import(module, _Lightning(module, connector, package))
 
 
-def say(library: str, way: str) -> None:
-    """Warn that a library has chosen the CPU.
-
-    Args:
-        library: its name.
-        way: how the device is chosen in it.
-    """
+def warn_cpu_chosen(library: str, how_to_choose: str) -> None:
+    """Warn that a library has chosen the CPU."""
     warnings.warn(
-        f"{library} has chosen the CPU, although the jax device is there: {way}",
+        f"{library} has chosen the CPU, although the jax device is available: {how_to_choose}",
         DeviceChoiceWarning,
         stacklevel=4,
     )
@@ -72,21 +67,21 @@ def _accelerate() -> None:
     choose = state.default_device.fget
 
     def default_device(self: Any) -> Any:
-        found = choose(self)
-        if found.type == "cpu":
-            say(
+        device = choose(self)
+        if device.type == "cpu":
+            warn_cpu_chosen(
                 "accelerate",
-                "set ACCELERATE_TORCH_DEVICE=jax in the environment, or say that you mean the CPU "
+                "set ACCELERATE_TORCH_DEVICE=jax in the environment, or choose the CPU explicitly "
                 "by Accelerator(cpu=True), TrainingArguments(use_cpu=True) or "
                 "ACCELERATE_TORCH_DEVICE=cpu",
             )
-        return found
+        return device
 
     state.default_device = property(default_device, doc=state.default_device.__doc__)
 
 
 class _Lightning:
-    """Teaches one of Lightning's packages the accelerator "jax".
+    """Registers the accelerator "jax" with one of Lightning's packages.
 
     Args:
         module: that has its connector.
@@ -99,10 +94,12 @@ class _Lightning:
         self._module, self._connector, self._package = module, connector, package
 
     def __call__(self) -> None:
-        """Teach it; called after the import of its connector."""
+        """Register it; called after the import of its connector."""
         lightning_device = importlib.import_module(
             "isoshard.torch_bridge.trainers.lightning_device"
         )
         accelerators = importlib.import_module(f"{self._package}.accelerators")
         with optional():  # Lightning's own import goes on
-            lightning_device.teach(self._connector.of(sys.modules[self._module]), accelerators)
+            lightning_device.register_accelerator(
+                self._connector.of(sys.modules[self._module]), accelerators
+            )

@@ -1,4 +1,4 @@
-"""`transformers.Trainer` on a mesh: a callback that lays the model out by a `Plan`.
+"""`transformers.Trainer` on a mesh: a callback that shards the model by a `Plan`.
 
     import isoshard as iso
     from isoshard.torch_bridge.trainers.hugging_face import PlanCallback
@@ -8,7 +8,7 @@
     trainer = Trainer(model, args, train_dataset=.., callbacks=[PlanCallback(mesh, plan)])
     trainer.train()                                  # with ACCELERATE_TORCH_DEVICE=jax
 
-Everything else of the Trainer stays: evaluation, checkpoints, resuming, `save_pretrained`.
+Everything else of the Trainer is as usual: evaluation, checkpoints, resuming, `save_pretrained`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .batches import batch_axes, split_inputs
 
 
 class PlanCallback(TrainerCallback):
-    """Lays a Trainer's model out over a mesh, and splits each batch.
+    """Shards a Trainer's model over a mesh, and splits each batch.
 
     Args:
-        mesh: a `jax.sharding.Mesh`, or what stands for one.
-        plan: the layout of the parameters.
+        mesh: a `jax.sharding.Mesh`, or another form of one.
+        plan: of the parameters.
         data: the mesh axis, or several, that split the rows of a batch; None for none. By default
             "data", if the mesh has such an axis.
 
     Raises:
         SpecError: the mesh has no axis `data`.
-        DeviceError: when the Trainer is made; it runs on another device.
-        PlanError: then, too; the plan does not fit the model.
+        DeviceError: when the Trainer is created; it runs on another device.
+        PlanError: likewise; the plan does not fit the model.
 
     Example:
         >>> import isoshard as iso
@@ -54,19 +54,19 @@ class PlanCallback(TrainerCallback):
         self._hook: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any):
-        """Lay the model out, as soon as the Trainer has put it on its device."""
+        """Shard the model, as soon as the Trainer has put it on its device."""
         if model is not None:
-            self._lay_out(args, model)
+            self._shard(args, model)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any):
-        """Lay out a model that was not there before (`model_init`)."""
-        self._lay_out(args, model)
+        """Shard a model that is created now (`model_init`)."""
+        self._shard(args, model)
 
-    def _lay_out(self, args: Any, model: torch.nn.Module) -> None:
+    def _shard(self, args: Any, model: torch.nn.Module) -> None:
         if args.device.type not in ("jax", "xla"):
             raise DeviceError(
-                f"the Trainer runs on {args.device}, and a mesh is laid out on the jax device; set "
-                "ACCELERATE_TORCH_DEVICE=jax in the environment before it is made"
+                f"the Trainer runs on {args.device}, and a mesh needs the jax device; set "
+                "ACCELERATE_TORCH_DEVICE=jax in the environment before it is created"
             )
         core.shard(model, self.mesh, self.plan)
         if self._hook is not None:

@@ -7,15 +7,11 @@ from typing import Any
 import torch
 
 from ._lightning_internals import CHOOSE_ACCELERATOR, CHOOSE_STRATEGY, PRECISION
-from .device_choice import say
+from .device_choice import warn_cpu_chosen
 
 
-def teach(connector: Any, accelerators: Any) -> None:
+def register_accelerator(connector: Any, accelerators: Any) -> None:
     """Register the accelerator, and let a connector that has chosen it put tensors there.
-
-    Args:
-        connector: Lightning's class that turns arguments into a strategy.
-        accelerators: Lightning's package of accelerators that goes with it.
 
     Raises:
         PrivateNameError: the connector lacks a method that is replaced; nothing is.
@@ -23,32 +19,32 @@ def teach(connector: Any, accelerators: Any) -> None:
     choose = CHOOSE_STRATEGY.of(connector)
     auto = CHOOSE_ACCELERATOR.of(connector)
     precision = PRECISION.of(connector)
-    made = accelerator_of(accelerators.Accelerator)
+    accelerator = accelerator_of(accelerators.Accelerator)
     registry: Any = getattr(accelerators, "AcceleratorRegistry", None)
     if registry is None:
         registry = accelerators.ACCELERATOR_REGISTRY
-    registry.register("jax", made, description="isoshard's device", override=True)
+    registry.register("jax", accelerator, description="isoshard's device", override=True)
 
     def choose_strategy(self: Any) -> Any:
-        found = choose(self)
-        if isinstance(self.accelerator, made) and hasattr(found, "root_device"):
-            return type(found)(device=torch.device("jax", 0))
-        return found
+        strategy = choose(self)
+        if isinstance(self.accelerator, accelerator) and hasattr(strategy, "root_device"):
+            return type(strategy)(device=torch.device("jax", 0))
+        return strategy
 
     def init_precision(self: Any) -> Any:
-        found = precision(self)
-        if isinstance(self.accelerator, made) and getattr(found, "device", None) == "cuda":
-            found.device = "jax"
-            if getattr(found, "scaler", None) is not None:
-                found.scaler = torch.amp.GradScaler("jax")
-        return found
+        plugin = precision(self)
+        if isinstance(self.accelerator, accelerator) and getattr(plugin, "device", None) == "cuda":
+            plugin.device = "jax"
+            if getattr(plugin, "scaler", None) is not None:
+                plugin.scaler = torch.amp.GradScaler("jax")
+        return plugin
 
     def choose_accelerator() -> str:
-        found = auto()
-        if found == "cpu":
-            way = 'pass accelerator="jax", or "cpu" to say that you mean the CPU'
-            say("Lightning", way)
-        return found
+        name = auto()
+        if name == "cpu":
+            how = 'pass accelerator="jax", or "cpu" to choose the CPU explicitly'
+            warn_cpu_chosen("Lightning", how)
+        return name
 
     CHOOSE_STRATEGY.put(connector, choose_strategy)
     PRECISION.put(connector, init_precision)
@@ -66,12 +62,12 @@ def accelerator_of(parent: Any) -> Any:
         """The `jax` device."""
 
         def setup_device(self, device: torch.device) -> None:
-            """Check that it is this device."""
+            """Check that the device is `jax`."""
             if device.type != "jax":
                 raise ValueError(f'accelerator="jax" trains on the jax device, not on {device}')
 
         def teardown(self) -> None:
-            """Nothing is to be cleaned up."""
+            """Do nothing."""
 
         def get_device_stats(self, device: Any) -> dict[str, Any]:
             """The bytes in use, by JAX's count."""
@@ -83,7 +79,7 @@ def accelerator_of(parent: Any) -> Any:
             if devices not in (1, "1", "auto", -1, "-1", [0]):
                 raise ValueError(
                     f"devices={devices!r}: the jax device is one, whatever number of chips it has. "
-                    "Leave it out, and lay the model out over a mesh: isoshard.torch_bridge."
+                    "Leave it out, and shard the model over a mesh: isoshard.torch_bridge."
                     "trainers.lightning_plan.plan_strategy(mesh, plan)"
                 )
             return 1
@@ -105,7 +101,7 @@ def accelerator_of(parent: Any) -> Any:
 
         @staticmethod
         def name() -> str:
-            """What `accelerator=` calls it."""
+            """The value for `accelerator=`."""
             return "jax"
 
     return JaxAccelerator

@@ -1,4 +1,4 @@
-"""Lightning on a mesh: a strategy that lays the model out by a `Plan`.
+"""Lightning on a mesh: a strategy that shards the model by a `Plan`.
 
     import isoshard as iso
     from isoshard.torch_bridge.trainers.lightning_plan import plan_strategy
@@ -26,11 +26,11 @@ from .batches import batch_axes, split_batch, split_inputs
 def plan_strategy(
     mesh: Any, plan: Any, data: Any = "data", *, package: str = "lightning.pytorch"
 ) -> Any:
-    """A strategy of Lightning's that lays a module out over a mesh, and splits each batch.
+    """A Lightning strategy that shards a module over a mesh, and splits each batch.
 
     Args:
-        mesh: a `jax.sharding.Mesh`, or what stands for one.
-        plan: the layout of the parameters.
+        mesh: a `jax.sharding.Mesh`, or another form of one.
+        plan: of the parameters.
         data: the mesh axis, or several, that split the rows of a batch; None for none. By default
             "data", if the mesh has such an axis.
         package: `lightning.pytorch`, `lightning.fabric`, or either's name as a package of its own.
@@ -42,20 +42,20 @@ def plan_strategy(
         What `Trainer(strategy=..)` or `Fabric(strategy=..)` takes.
     """
     strategies = importlib.import_module(f"{package}.strategies")
-    known = as_mesh(mesh)
-    return _strategy_of(strategies.SingleDeviceStrategy, known, plan, batch_axes(known, data))
+    jax_mesh = as_mesh(mesh)
+    return _strategy_of(strategies.SingleDeviceStrategy, jax_mesh, plan, batch_axes(jax_mesh, data))
 
 
 def _strategy_of(parent: Any, mesh: Any, plan: Any, data: Any) -> Any:
     class PlanStrategy(parent):
-        """One device, over whose chips a mesh spreads the module."""
+        """The `jax` device, with the module sharded over a mesh."""
 
         def model_to_device(self) -> None:
-            """Move the module, and lay it out."""
+            """Move the module, and shard it."""
             core.shard(self.model, mesh, plan)
 
         def module_to_device(self, module: torch.nn.Module) -> None:
-            """Move a module of Fabric's, lay it out, and split what it is called with."""
+            """Move a module of Fabric, shard it, and split its inputs."""
             core.shard(module, mesh, plan)
             split_inputs(module, mesh, data)
 

@@ -62,7 +62,7 @@ def graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _data(tensor: XLAShardedTensor) -> list[str]:
-    layout = marks.asked(tensor)
+    layout = marks.requested_sharding(tensor)
     entries = [
         "Data Device: SPMD:0",
         f"Data Shape: {lowered.short(tensor._aval.physical, tensor.shape)}",

@@ -122,7 +122,7 @@ class _Compiled:
         def compiled(*args: Any, **kwargs: Any) -> Any:
             nonlocal placing
             if placing is None:
-                placing = on_request.placing(function, args, kwargs)
+                placing = on_request.argument_sharder(function, args, kwargs)
             if placing is not None:
                 placing(args, kwargs)
             with self:

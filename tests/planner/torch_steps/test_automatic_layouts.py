@@ -87,7 +87,7 @@ def specs_of(model):
 
 
 def test_the_first_call_of_a_step_lays_everything_out(auto, replicated):
-    assert "plan: none so far, as no step was compiled as a whole; wrap it" in metrics.report()
+    assert "plan: none so far, as no step was compiled; wrap it" in metrics.report()
     model = made().to("jax")
     step, adam = training(model)
     assert xs.auto_plan(model) is None
@@ -238,7 +238,7 @@ def test_a_step_with_a_branch_on_a_value_says_so_and_trains(auto, replicated):
 
     with pytest.warns(
         UnplannedWarning,
-        match=r"py:\d+: the step is to be laid out auto.*planned: .*the step needs the value of a",
+        match=r"py:\d+: automatic sharding cannot plan this step: .*the step needs the value of a",
     ):
         got = step(batches()[0].to("jax")).item()
     assert got == pytest.approx(replicated[0], rel=1e-5)

@@ -128,7 +128,7 @@ def test_what_does_not_fit(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         iso.restore(tmp_path, {"w": torch.zeros(4), "odd": 1, "x": 2})
     lines = str(caught.value).splitlines()[1:]
-    assert lines[0].startswith("  odd: a pickled object that is not loaded without asking")
+    assert lines[0].startswith("  odd: a pickled object that is not loaded by default")
     assert lines[1:] == [
         "  w: shape (32, 16) in the checkpoint, (4,) in `like`",
         "  x: not in the checkpoint (leave it out of `like`, or map its name with weights=..)",

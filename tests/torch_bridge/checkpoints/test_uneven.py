@@ -232,7 +232,7 @@ def test_stacked_layers(tmp_path):
     plain = torch.nn.ModuleList([torch.nn.Linear(7, 18) for _ in range(3)])
     iso.restore(tmp_path, plain, step=1)
     assert torch.equal(plain[2].weight, layers[2].weight)
-    with pytest.raises(ShardingError, match="holds stacked layers, which are laid out as a whole"):
+    with pytest.raises(ShardingError, match="has stacked layers, which are sharded together"):
         iso.restore(tmp_path, stacked, mesh=iso.make_mesh((8,), ("x",)), step=1)
 
 

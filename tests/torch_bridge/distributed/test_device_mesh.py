@@ -63,7 +63,7 @@ def test_parts_remember_their_root(mesh3):
         mesh3["zz"]
     with pytest.raises(KeyError, match=r"keeps the order of the dimensions: \('dp', 'tp'\)"):
         mesh3["tp", "dp"]
-    with pytest.raises(RuntimeError, match="no names to take"):
+    with pytest.raises(RuntimeError, match=r"no dimension names, so .* cannot be looked up"):
         init_device_mesh("jax", (8,))["x"]
 
 
@@ -75,7 +75,7 @@ def test_flattened(mesh3):
     for name in ("tp", "all"):
         with pytest.raises(ValueError, match=f"has a dimension '{name}' already"):
             mesh3["pp", "dp"]._flatten(name)
-    with pytest.raises(RuntimeError, match="give the flattened dimension one"):
+    with pytest.raises(RuntimeError, match="pass a name for the flattened dimension"):
         init_device_mesh("jax", (2, 4))._flatten()
 
 
@@ -103,7 +103,7 @@ def test_no_such_mesh(kind, shape, names, error, message):
 def test_what_one_process_does_not_have(mesh3):
     with pytest.raises(ShardingError, match="Device IDs must be unique"):
         DeviceMesh("jax", [0, 0])
-    with pytest.raises(ShardingError, match="how processes talk"):
+    with pytest.raises(ShardingError, match="how processes communicate"):
         init_device_mesh("jax", (8,), backend_override={"x": "gloo"})
     of_a_rank = ("get_rank", "get_local_rank", "get_coordinate", "get_group", "get_all_groups")
     for name in (*of_a_rank, "from_group"):

@@ -220,7 +220,7 @@ def test_a_part_of_a_mesh(mesh):
     again = DTensor.from_local(whole.to_local() * 2, mesh["tp"], [Shard(0)])
     assert torch.equal(again.cpu(), part.repeat(2, 1) * 2) and again.device_mesh == mesh["tp"]
     over_all = distribute_tensor(part, mesh).to_local()
-    with pytest.raises(ShardingError, match=r"one row of many.*rows may differ"):
+    with pytest.raises(ShardingError, match=r"is a submesh.*may differ along other dimensions"):
         DTensor.from_local(over_all, mesh["tp"], [Shard(0)])
 
 

@@ -127,7 +127,7 @@ def test_torchs_own_styles_do_the_same(mesh, plan):
 
 def _laid_out(module):
     hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return [hook.alike for hook in hooks]
+    return [hook.constraint_key for hook in hooks]
 
 
 def test_a_one_dimensional_mesh_and_one_style():
@@ -233,7 +233,7 @@ def test_layers_laid_out_otherwise_are_not_scanned(mesh):
     for layer, output in zip(layers, (Replicate(), Shard(-1)), strict=True):
         style = parallel.ColwiseParallel(output_layouts=output)
         parallel.parallelize_module(layer, mesh["tp"], {"0": style})
-    with pytest.raises(ValueError, match=r"0\.forward \(hooks after it that lay out otherwise\)"):
+    with pytest.raises(ValueError, match=r"0\.forward \(hooks after it with other constraints\)"):
         xs.scan_layers(layers)
 
 

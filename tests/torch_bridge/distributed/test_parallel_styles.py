@@ -104,7 +104,7 @@ def test_patterns_and_unmatched_names(mesh):
 def test_no_plan_warns_and_a_mesh_of_two_dimensions_is_refused(mesh):
     with pytest.warns(UserWarning, match="no parallelize_plan"):
         parallel.parallelize_module(nn.Linear(4, 4), mesh["tp"])
-    with pytest.raises(ValueError, match=r'2; pass the one that is meant, as mesh\["tp"\]'):
+    with pytest.raises(ValueError, match=r'2; pass one of them, as mesh\["tp"\]'):
         parallel.parallelize_module(nn.Linear(4, 4), mesh, parallel.ColwiseParallel())
 
 
@@ -124,9 +124,9 @@ def test_wrong_plans_change_nothing(mesh):
 
 def test_wrong_layouts_are_refused(mesh):
     prepare = parallel.PrepareModuleInput
-    with pytest.raises(ValueError, match="should have same length! They go together"):
+    with pytest.raises(ValueError, match="should have same length! They are paired"):
         prepare(input_layouts=(Shard(0),), desired_input_layouts=(Shard(0), Replicate()))
-    with pytest.raises(AssertionError, match="go together one by one"):
+    with pytest.raises(AssertionError, match="They are paired"):
         parallel.PrepareModuleOutput(output_layouts=Shard(0), desired_output_layouts=())
     with pytest.raises(ValueError, match=r"name the same inputs.*\['a'\] and \['b'\]"):
         prepare(input_kwarg_layouts={"a": Shard(0)}, desired_input_kwarg_layouts={"b": Shard(0)})

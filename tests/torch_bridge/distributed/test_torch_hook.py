@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_module, distri
 import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.torch_bridge.distributed import init_device_mesh
-from isoshard.torch_bridge.distributed.one_process import DeviceType
+from isoshard.torch_bridge.distributed.single_controller import DeviceType
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 from tests import fresh
 

@@ -275,7 +275,7 @@ NOT_CALLED = {
     "_cached_spec": "the bridge's own",
     "_chain": "the bridge's own",
     "_layout_key": "the bridge's own",
-    "_of_pieces": "the bridge's own",
+    "_is_local": "the bridge's own",
     "_one_buffer": "the bridge's own",
     "_spec": "the bridge's own",
     "_storage": "the bridge's own",

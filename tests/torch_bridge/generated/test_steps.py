@@ -20,7 +20,7 @@ def cases(programs):
     """A case for each program and way; those that fail are marked.
 
     `torch.compile`, whose guards are torch's own, gets each change of a state once, and each verb
-    that `distributed/test_one_graph` has not.
+    that `distributed/test_fullgraph` has not.
     """
     found = []
     seen = {(verb, given) for verb in IN_GRAPHS for given in ARGUMENTS}

@@ -41,7 +41,7 @@ def test_layouts_of_layers_are_kept_behind_the_new_axis():
 def test_layers_that_lie_differently_cannot_be_stacked():
     layers = stack(2).to("jax")
     xs.mark_sharding(layers[1].qkv.weight, MESH, ("y", None))
-    match = r"qkv\.weight is laid out as not marked in layer 0 and as P.*'y'.* in layer 1"
+    match = r"qkv\.weight is not marked in layer 0 and sharded as P.*'y'.* in layer 1"
     with pytest.raises(ValueError, match=match):
         xs.scan_layers(layers)
 
@@ -76,7 +76,7 @@ def test_rules_by_exact_name_one_spec_and_dictionaries_mean_the_layers_too():
 def test_rules_that_tell_layers_apart_or_forget_them_are_refused():
     blocks = xs.scan_layers(stack(4))
     plan = iso.Plan({"2.*": None, "*.qkv.weight": P("y")}, default=P())
-    match = r"layers\.qkv\.weight holds all.*0\.qkv\.weight is to be P.*'y'.*2\.qkv\.weight.*P\(\)"
+    match = r"layers\.qkv\.weight has all.*0\.qkv\.weight is to be P.*'y'.*2\.qkv\.weight.*P\(\)"
     with pytest.raises(ShardingError, match=match):
         iso.shard(blocks, MESH, plan)
     assert blocks.layers.qkv.weight.device.type == "cpu"

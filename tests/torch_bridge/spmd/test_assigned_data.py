@@ -66,7 +66,7 @@ def test_a_layout_of_its_own_is_taken(mesh):
 )
 def test_a_layout_that_does_not_fit_is_lost_and_told(mesh, data, shape):
     weight = parameter(mesh)
-    match = rf"data of shape {shape} cannot be laid out by .*'x'.* lost.*iso\.shard\(new"
+    match = rf"data of shape {shape} cannot be sharded as .*'x'.* lost.*iso\.shard\(new"
     with pytest.warns(iso.errors.ReplicationWarning, match=match):
         weight.data = data()
 

@@ -1,7 +1,7 @@
 """torch.distributed.tensor's names, for tensors on the `jax` device.
 
-`DTensor` stands for those that lie on a mesh; the class of all is `XLAShardedTensor`. `Placement`,
-`Shard`, `Replicate` and `Partial` are torch's own.
+`DTensor` is the class of those on a mesh, for `isinstance`; all are `XLAShardedTensor`s.
+`Placement`, `Shard`, `Replicate` and `Partial` are torch's own.
 
 >>> import torch
 >>> from isoshard.torch_bridge.distributed import init_device_mesh

@@ -38,7 +38,7 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> XLAShardedTensor:
-    """Lay a tensor out over a mesh.
+    """Shard a tensor over a mesh.
 
     A CPU tensor goes to the devices shard by shard. One on the `jax` device is not modified: the
     result has memory of its own, and a gradient of its own, as DTensor's has. So one tensor can be
@@ -81,14 +81,14 @@ def distribute_tensor(
             )
         return tensor_placements.remember(tensor, mesh_placements)
     if tensor.is_meta:
-        here = torch.empty(tensor.shape, dtype=tensor.dtype, device="jax")
+        on_device = torch.empty(tensor.shape, dtype=tensor.dtype, device="jax")
     elif isinstance(tensor, XLAShardedTensor):
-        here = tensor.detach().clone()
+        on_device = tensor.detach().clone()
     else:
-        here = tensor.to("jax").detach()  # in this order, as only inputs may come to a graph
-    if is_traced(here):
-        return moved(here, mesh_placements)
-    result = tensor_placements.mark(here, mesh_placements).requires_grad_(tensor.requires_grad)
+        on_device = tensor.to("jax").detach()  # in this order, as only inputs may come to a graph
+    if is_traced(on_device):
+        return moved(on_device, mesh_placements)
+    result = tensor_placements.mark(on_device, mesh_placements).requires_grad_(tensor.requires_grad)
     marks.keep_gradient_layout(result)
     return result
 
@@ -115,8 +115,8 @@ def _check_tensor(tensor: Any) -> None:
 
 
 def _same(a: Any, b: Any, ndim: int) -> bool:
-    here, there = mesh_of(a), mesh_of(b)
-    return list(here.devices.flat) == list(there.devices.flat) and same_layout(a, b, ndim)
+    mesh_a, mesh_b = mesh_of(a), mesh_of(b)
+    return list(mesh_a.devices.flat) == list(mesh_b.devices.flat) and same_layout(a, b, ndim)
 
 
 def _elsewhere(present: Any, mesh_placements: Any) -> str:
@@ -134,7 +134,7 @@ def distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> torch.nn.Module:
-    """Lay a module's parameters and buffers out over a mesh.
+    """Shard a module's parameters and buffers over a mesh.
 
     Args:
         module: changed in place; on any device.

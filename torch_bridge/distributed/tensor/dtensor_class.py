@@ -1,7 +1,7 @@
 """`DTensor`: the tensors of the `jax` device that are on a mesh.
 
 Every tensor there is an `XLAShardedTensor`, on a mesh or not. Scripts test `isinstance(t, DTensor)`
-to tell those that are distributed, so the class answers by the layout.
+to find distributed tensors, so the class answers by the placements.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`zeros`, `ones`, `empty`, `full`, `rand` and `randn` of a layout.
+"""`zeros`, `ones`, `empty`, `full`, `rand` and `randn` with placements.
 
 The elements are those of the torch function of the same name on the `jax` device, whatever the
-placements; each device makes its own piece.
+placements; each device computes its own shard.
 
 >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 >>> from torch.distributed.tensor import Shard
@@ -25,7 +25,7 @@ from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
-def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAShardedTensor]:
+def _factory(make: Callable[..., torch.Tensor], name: str) -> Callable[..., XLAShardedTensor]:
     def factory(
         *size: Any,
         dtype: torch.dtype | None = None,
@@ -39,7 +39,7 @@ def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAS
         )
 
     factory.__name__ = factory.__qualname__ = make.__name__
-    factory.__doc__ = f"""A tensor of {what}, in a layout.
+    factory.__doc__ = f"""A tensor of {name}, in a layout.
 
     Args:
         size: global: integers, or one sequence of them.

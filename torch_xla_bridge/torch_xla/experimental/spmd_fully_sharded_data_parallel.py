@@ -41,7 +41,6 @@ from isoshard.torch_bridge.kit import (
     ByLayer,
     Mesh,
     apply_backward_optimization_barrier,
-    ask_for_plan,
     auto_mesh,
     auto_spmd,
     get_global_mesh,
@@ -50,6 +49,7 @@ from isoshard.torch_bridge.kit import (
     marks,
     mesh_from,
     naming,
+    request_plan,
 )
 from isoshard.torch_xla_bridge.torch_xla.distributed.fsdp.wrap import recursive_wrap
 
@@ -114,7 +114,7 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
                 mark = mark_for_now if automatic else mark_sharding
                 mark(parameter, mesh, layouts[name].spec)
         if automatic:
-            ask_for_plan(module, mesh)
+            request_plan(module, mesh)
         apply_backward_optimization_barrier(module)
         self._shard_output = shard_output or functools.partial(
             shard_first, extra_data_axis=extra_data_axis
@@ -187,7 +187,7 @@ def _layouts(module: torch.nn.Module, mesh: Mesh) -> dict[str, NamedSharding]:
     """A layout for each tensor; stacked layers are split as one layer would be."""
     devices, grid = mesh.shape()[AXIS], mesh.get_jax_mesh()
     layers = ByLayer(module)
-    return layers.together(
+    return layers.stack_shardings(
         {
             name: named_sharding(_spec(tensor.shape, devices), grid, tensor.dim())
             for name, tensor in layers.tensors.items()

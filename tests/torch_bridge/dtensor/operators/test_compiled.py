@@ -1,4 +1,4 @@
-"""Programs that lay tensors out, as captured steps; dynamo's: `distributed/test_one_graph`."""
+"""Programs that lay tensors out, as captured steps; dynamo's: `distributed/test_fullgraph`."""
 
 import pytest
 import torch

@@ -14,14 +14,14 @@
 >>> comm_mode.get_comm_bytes()               # of the result, on one device: f32[4, 4]
 {'all_reduce': 64}
 
-torch counts the collectives that each operation asks for. Here a whole step is one program, and
-what is counted is what XLA put into it, read from the optimised HLO, each time it runs; a
-collective in a loop counts as often as the loop turns. XLA sends what it can together, as one
-collective of several arrays, and that counts once. Its CPU backend writes the sum of a product that
-is required in shards as an all-reduce and a slice, where the other backends reduce-scatter.
+torch counts the collectives of each operation. Here a step is one program, and its collectives are
+read from the optimized HLO and counted each time it runs; a collective in a loop counts once for
+each iteration. XLA combines collectives of several arrays to one, which counts once. Its CPU
+backend writes the sum of a product that is required in shards as an all-reduce and a slice, where
+the other backends reduce-scatter.
 
-Entering and leaving executes what is recorded, so that the count is of the block. What is
-unreferenced (a result that is dropped) is not computed, and not counted.
+Entering and leaving executes recorded operations, so that the count is of the block. An
+unreferenced result is not computed, and not counted.
 """
 
 from __future__ import annotations

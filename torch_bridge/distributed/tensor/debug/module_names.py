@@ -1,4 +1,4 @@
-"""Which modules ran forward, and their parameters' placements."""
+"""The modules that ran forward, and their parameters' placements."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Modules:
         self._hook: Any = None
 
     def start(self) -> None:
-        """Forget what ran, and listen."""
+        """Clear the list of modules, and start recording."""
         self._names.clear()
         self._ran.clear()
         self._hook = register_module_forward_pre_hook(self._enter)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop recording."""
         self._hook.remove()
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -40,14 +40,14 @@ class Modules:
             for name, reference in self._ran.items()
             if (module := reference()) is not None
         }
-        return {name: own for name, own in by_module.items() if own}
+        return {name: parameters for name, parameters in by_module.items() if parameters}
 
     def placements(self) -> dict[str, tuple[Any, ...]]:
         """The placements of these parameters that are sharded."""
         return {
             f"{name}.{key}": tensor.placements
-            for name, own in self.parameters().items()
-            for key, tensor in own.items()
+            for name, parameters in self.parameters().items()
+            for key, tensor in parameters.items()
             if isinstance(tensor, XLAShardedTensor) and tensor.placements is not None
         }
 

@@ -1,4 +1,4 @@
-"""`visualize_sharding`: print which device holds which part."""
+"""`visualize_sharding`: print which device has which shard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from isoshard.torch_bridge.common.argument_types import DeviceTensor
 
 
 def visualize_sharding(dtensor: DeviceTensor, header: str = "", use_rich: bool = False) -> None:
-    """Print which device holds which part of a tensor, of any rank.
+    """Print which device has which shard of a tensor, of any rank.
 
     Args:
         dtensor: a tensor on the `jax` device that is sharded, or whatever `isoshard.visualize`

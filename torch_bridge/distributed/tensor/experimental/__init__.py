@@ -5,9 +5,8 @@ if __name__ != "isoshard.torch_bridge.distributed.tensor.experimental":
         f"import isoshard.torch_bridge.distributed.tensor.experimental, not {__name__}"
     )
 
-from .context import context_parallel
+from .context import context_parallel, implicit_replication
 from .func_map import local_map
-from .replication import implicit_replication
 from .sharding_rules import register_sharding, unregister_sharding
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`context_parallel`: the sequence of some buffers split over the mesh, for a while."""
+"""`context_parallel`: buffers split along their sequence inside a `with` block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from isoshard.torch_bridge.common.argument_types import MeshLike
-from isoshard.torch_bridge.distributed.along import mesh_of_one_dimension, shard_in_place
+from isoshard.torch_bridge.distributed.along import require_1d_mesh, shard_in_place
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
 
@@ -22,7 +22,7 @@ def context_parallel(
     buffer_seq_dims: Sequence[int] | None = None,
     no_restore_buffers: Collection[torch.Tensor] | None = None,
 ) -> Iterator[None]:
-    """Lay buffers out along their sequence, and back at the end.
+    """Split buffers along their sequence, and restore their shardings at the end.
 
     Under torchrun the buffers become each rank's part of the sequence, and attention passes keys
     and values round. Here they stay whole, only their layout changes; XLA gathers the keys and
@@ -48,7 +48,7 @@ def context_parallel(
         >>> x.placements
         (Replicate(),)
     """
-    dimension = mesh_of_one_dimension(mesh, "context_parallel")
+    dimension = require_1d_mesh(mesh, "context_parallel")
     tensors, axes = list(buffers or ()), list(buffer_seq_dims or ())
     if len(tensors) != len(axes):
         raise ValueError(
@@ -59,7 +59,8 @@ def context_parallel(
     if keep - {id(buffer) for buffer in tensors}:
         raise ValueError("no_restore_buffers must be among the buffers of context_parallel")
     before = [
-        marks.asked(buffer) if isinstance(buffer, LayoutMethods) else None for buffer in tensors
+        marks.requested_sharding(buffer) if isinstance(buffer, LayoutMethods) else None
+        for buffer in tensors
     ]
     for buffer, axis in zip(tensors, axes, strict=True):
         shard_in_place(buffer, dimension, Shard(axis))
@@ -71,3 +72,17 @@ def context_parallel(
                 shard_in_place(buffer, dimension, Replicate())
                 if sharding is not None and isinstance(buffer, LayoutMethods):
                     marks.annotate(buffer, sharding)
+
+
+@contextlib.contextmanager
+def implicit_replication() -> Iterator[None]:
+    """Do nothing: tensors here are global, so those on no mesh take part in every operation.
+
+    Example:
+        >>> import torch, isoshard.torch_bridge as xs
+        >>> x = xs.mark_sharding(torch.ones(8, device="jax"), xs.get_1d_mesh("x"), ("x",))
+        >>> with implicit_replication():
+        ...     (x + torch.ones(8, device="jax")).sum().item()
+        16.0
+    """
+    yield

@@ -12,8 +12,8 @@
 tensor([[28.],
         [28.]], device='jax:0', sharding=P())
 
-The function gets the results of `to_local()`, and each device computes on its shard alone. What it
-returns is made whole by `from_local`: pieces are put together, and `Partial` outputs are summed.
+The function gets the results of `to_local()`, and each device computes on its shard alone. Its
+outputs become global by `from_local`: shards are joined, and `Partial` outputs are summed.
 Inside, collectives of `isoshard.torch_bridge.distributed._functional_collectives` take a mesh as
 their group; those of process groups are not possible. What is to be summed at the end is returned
 as `Partial()`.
@@ -49,7 +49,7 @@ PlacementType = Sequence[Placement] | None
 
 
 class _CallError(ShardingError, AssertionError):
-    """Placements and values do not belong together; DTensor asserts it."""
+    """Placements do not fit the values; DTensor asserts it."""
 
 
 def local_map(
@@ -61,7 +61,7 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
 ) -> Any:
-    """Have each device call a function on its shards.
+    """A function of local tensors as a function of global tensors.
 
     Args:
         func: of tensors and other values, in any nesting; without it, the result is a decorator.
@@ -127,14 +127,14 @@ def _call(
     **kwargs: Any,
 ) -> Any:
     flat, structure = pytree.tree_flatten(args)
-    for what, option in (
+    for option_name, option in (
         ("in_placements", in_placements),
         ("in_grad_placements", in_grad_placements),
     ):
         if option is not None and len(option) != len(flat):
             raise _CallError(
-                f"{what} of local_map has {len(option)} entries, which does not match the number "
-                f"of input args, {len(flat)}; give one each, None for what is no tensor"
+                f"{option_name} of local_map has {len(option)} entries, which does not match the "
+                f"number of input args, {len(flat)}; give one each, None for what is no tensor"
             )
     ours = [leaf for leaf in flat if _is_full_tensor(leaf)]
     mesh = _mesh(ours, device_mesh) if ours else None
@@ -198,7 +198,7 @@ def _mesh(ours: list[Any], device_mesh: Any) -> DeviceMesh | None:
 
 
 def _shard(leaf: Any, index: int, mesh: DeviceMesh, target: Any, grads: Any, move: bool) -> Any:
-    """What each device holds of an argument."""
+    """The local tensor of an argument."""
     current = tensor_placements.mesh_placements_of(leaf)
     if target is None:
         if current is None and grads is None:
@@ -212,7 +212,7 @@ def _shard(leaf: Any, index: int, mesh: DeviceMesh, target: Any, grads: Any, mov
             )
     requested = tensor_placements.layout(tuple(leaf.shape), mesh, target)
     if mesh.is_part():
-        requested = requested._replace(is_open=not tensor_placements.is_nowhere(leaf))
+        requested = requested._replace(is_open=not tensor_placements.is_on_no_mesh(leaf))
         current = None if current is None else tensor_placements.over(current, mesh)
     check_even(requested.sharding.spec, mesh_of(requested.sharding), tuple(leaf.shape))
     if (
@@ -235,11 +235,11 @@ def _shard(leaf: Any, index: int, mesh: DeviceMesh, target: Any, grads: Any, mov
 def _same_sharding(current: Any, requested: Any, leaf: Any) -> bool:
     if not same_grid(current.sharding.mesh, requested.sharding.mesh):
         return False
-    here, there = (
+    current_sharding, requested_sharding = (
         NamedSharding(mesh_of(placements.sharding), placements.along())
         for placements in (current, requested)
     )
-    return here.is_equivalent_to(there, leaf.dim())
+    return current_sharding.is_equivalent_to(requested_sharding, leaf.dim())
 
 
 def _per_output(out_placements: Any) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""`register_sharding`: which layouts of an operator's results go with which of its arguments.
+"""`register_sharding`: the placements of an operator's results, given those of its arguments.
 
 XLA's partitioner chooses how an operation is computed, and its result's sharding. A rule sets it
-instead: of the pairs of placements that it accepts, the one that moves the least of the arguments
-as they lie is asked of the partitioner, for arguments and results.
+instead: of its pairs of placements, the one that moves the least data becomes a constraint on
+arguments and results.
 
 >>> import torch
 >>> from torch.distributed.tensor import Replicate, Shard
@@ -10,16 +10,17 @@ as they lie is asked of the partitioner, for arguments and results.
 >>> from isoshard.torch_bridge.distributed.tensor import distribute_tensor
 >>> @register_sharding(torch.ops.aten.cummax.default)
 ... def rows(x, dim):
-...     whole = [Replicate(), Replicate()], [Replicate(), None]
-...     return [whole] + [([Shard(n)] * 2, [Shard(n), None]) for n in range(x.ndim) if n != dim]
+...     replicated = [Replicate(), Replicate()], [Replicate(), None]
+...     rest = [n for n in range(x.ndim) if n != dim]
+...     return [replicated] + [([Shard(n)] * 2, [Shard(n), None]) for n in rest]
 >>> x = distribute_tensor(torch.rand(8, 8), init_device_mesh("jax", (4,)), [Shard(0)])
 >>> torch.cummax(x, 1).values.placements, torch.cummax(x, 0).values.placements
 ((Shard(dim=0),), (Replicate(),))
 >>> unregister_sharding(torch.ops.aten.cummax.default)
 
-A pair is for one dimension of a mesh, and every dimension takes one. A global tensor has no sums to
-be taken, so a pair whose arguments are `Partial` is left out, and a result that is `Partial` is the
-sum, whole.
+A pair is for one dimension of a mesh, and every dimension takes one. A global tensor has no
+pending sums, so a pair with `Partial` arguments is left out, and a `Partial` result is the sum,
+replicated.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.placements.translation import placements_of
 from isoshard.torch_bridge.spmd.manual_operations import is_mapping
-from isoshard.torch_bridge.spmd.uneven import even_part
+from isoshard.torch_bridge.spmd.uneven import even_with_warning
 
 Rule = Callable[..., Sequence[tuple[Sequence[Any], Sequence[Any]]]]
 _RULES: dict[Any, Rule] = {}
@@ -109,7 +110,7 @@ def register_sharding(op: Opaque) -> Callable[[Rule], Rule]:
 
 
 def unregister_sharding(op: Opaque) -> None:
-    """Leave operators to XLA's partitioner again.
+    """Remove the rules of operators: XLA's partitioner chooses again.
 
     Args:
         op: an overload, or a list of them; those without a rule are unchanged.
@@ -120,7 +121,7 @@ def unregister_sharding(op: Opaque) -> None:
 
 
 class _Ruled:
-    """How an overload is handled that has a rule."""
+    """The handler of an overload with a rule."""
 
     def __init__(self, op: OpOverload, plain: dispatch.Handler):
         self.op = op
@@ -197,7 +198,7 @@ def _spec(tensor: Any, mesh: DeviceMesh) -> Any:
 def _cheapest(
     op: OpOverload, pairs: Sequence[Any], specs: list[Any], mesh: DeviceMesh
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Of arguments and of results, the placements that move the least; the first of several."""
+    """The pair of placements that moves the least data; the first of several."""
     checked_pairs = [_checked(op, pair, len(specs)) for pair in pairs]
     usable = [
         pair for pair in checked_pairs if not any(placement.is_partial() for placement in pair[1])
@@ -251,20 +252,20 @@ def _divides(spec: Any, placements: tuple[Any, ...], mesh: DeviceMesh) -> bool:
 
 
 def _moved(spec: Any, placements: tuple[Any, ...], mesh: DeviceMesh) -> float:
-    """The bytes that a device receives, where only the dimension at hand is looked at.
+    """The bytes that a device receives, estimated for each mesh dimension by itself.
 
     As in DTensor, to split another axis costs a little more than to gather: of the two it gathers.
     """
     size = math.prod(spec.shape) * spec.tensor_meta.dtype.itemsize
     total = 0.0
-    for count, here, there in zip(mesh.shape, spec.placements, placements, strict=True):
-        if here != there and here.is_shard():
-            total += size * (count - 1) / count + there.is_shard()
+    for count, source, target in zip(mesh.shape, spec.placements, placements, strict=True):
+        if source != target and source.is_shard():
+            total += size * (count - 1) / count + target.is_shard()
     return total
 
 
 def _redistributed(tensor: Any, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Any:
     mesh_placements = tensor_placements.layout(tuple(tensor.shape), mesh, placements)
-    if tensor.dim() == 0 or marks.asked(tensor) == mesh_placements.sharding:
+    if tensor.dim() == 0 or marks.requested_sharding(tensor) == mesh_placements.sharding:
         return tensor
-    return marks.laid_out(tensor, *even_part(mesh_placements.sharding, tensor.shape))
+    return marks.constrained(tensor, *even_with_warning(mesh_placements.sharding, tensor.shape))

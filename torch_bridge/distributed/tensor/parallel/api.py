@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import MeshLike
-from isoshard.torch_bridge.distributed.along import mesh_of_one_dimension
+from isoshard.torch_bridge.distributed.along import require_1d_mesh
 
 from . import prepare, style
 
@@ -37,7 +37,7 @@ def parallelize_module(
     *,
     src_data_rank: int | None = 0,
 ) -> torch.nn.Module:
-    """Lay the parameters of a module out by styles, and have them constrain its activations.
+    """Shard the parameters of a module by styles, which constrain its activations.
 
     Args:
         module: changed in place; one on another device is moved to the `jax` device. Of one on
@@ -75,11 +75,11 @@ def parallelize_module(
             "parallelize_plan is a ParallelStyle, or a dictionary of them by module name, and "
             f"this is a {type(parallelize_plan).__name__}"
         )
-    mesh: Any = mesh_of_one_dimension(device_mesh, "parallelize_module")
+    mesh: Any = require_1d_mesh(device_mesh, "parallelize_module")
     chosen = list(_chosen(module, parallelize_plan))
     for layer_style, target in chosen:  # all checks come before any change
         if isinstance(layer_style, style.LayerStyle):
-            layer_style.parts(target)
+            layer_style.parameter_placements(target)
     if any(tensor.device.type not in naming.OURS for tensor in _tensors(module)):
         _to_device(module)
     for layer_style, target in chosen:
@@ -91,7 +91,7 @@ def parallelize_module(
 def _chosen(
     module: torch.nn.Module, plan: ParallelStyle | Mapping[str, ParallelStyle]
 ) -> Iterator[tuple[ParallelStyle, torch.nn.Module]]:
-    """Each style with each module that it is for."""
+    """Each style with each module that it applies to."""
     for path, layer_style in plan.items() if isinstance(plan, Mapping) else [("", plan)]:
         if not isinstance(layer_style, ParallelStyle):
             raise TypeError(
@@ -111,7 +111,7 @@ def _chosen(
 
 
 def _to_device(module: torch.nn.Module) -> None:
-    """Move a module to the `jax` device; what is on `meta` becomes `empty` there."""
+    """Move a module to the `jax` device; tensors on `meta` become empty there."""
     moved: dict[torch.Tensor, Any] = {}  # a tensor that two modules share remains shared
     for child in module.modules():
         for name, tensor in list(child.named_parameters(recurse=False, remove_duplicate=False)):
@@ -149,7 +149,7 @@ def _named(module: torch.nn.Module, path: str) -> tuple[list[torch.nn.Module], s
 
 
 def _ours(layer_style: ParallelStyle) -> ParallelStyle:
-    """The style of ours for one of torch's; another as it is."""
+    """isoshard's style for one of torch's; another style unchanged."""
     kind = type(layer_style).__name__
     if type(layer_style) is not getattr(theirs, kind, None):
         return layer_style

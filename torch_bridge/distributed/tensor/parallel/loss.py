@@ -7,10 +7,10 @@
 ...     torch.nn.functional.cross_entropy(logits, torch.zeros(4, device="jax", dtype=int)).cpu()
 tensor(2.7726)
 
-On the `jax` device nothing has to be switched on: the program sends the largest logit, the sum of
-exponentials and the target's logit of each row, and no device gathers the classes. The context is
-there for scripts that have it, and checks what it can: logits whose layout is known must be split
-along their classes. Label smoothing, class weights, probabilities as targets and every reduction
+On the `jax` device nothing has to be enabled: the program sends the largest logit, the sum of
+exponentials and the target's logit of each row, and no device gathers the classes. The context
+exists for scripts that have it, and checks that logits with a known sharding are split along their
+classes. Label smoothing, class weights, probabilities as targets and every reduction
 work on any mesh, inside and outside, and `backward()` may be called outside.
 """
 

@@ -30,22 +30,22 @@ from isoshard.torch_bridge.distributed.along import constrain
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout.graph_calls import is_traced
-from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.layout.layout_methods import body_of
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-_OF_PIECES: weakref.WeakSet[Storage] = weakref.WeakSet()
+_JOINED: weakref.WeakSet[Storage] = weakref.WeakSet()
 """The storage of global tensors that a style joined from local ones."""
 
 
-@body_of("_of_pieces")
+@body_of("_is_local")
 def is_local_tensor(value: Opaque) -> bool:
     """Whether a value is local, or a global tensor that a style joined from local ones."""
     if isinstance(value, ManualTensor):
         return True
     if isinstance(value, XLAShardedTensor):
-        return value._storage in _OF_PIECES
-    return getattr(value, "_of_pieces", False)  # what torch traces
+        return value._storage in _JOINED
+    return getattr(value, "_is_local", False)  # what torch traces
 
 
 def any_local_tensor(*values: Opaque) -> bool:
@@ -80,7 +80,7 @@ def enters(
         t = constrain(t, mesh, present)
     if desired != present:
         t = constrain(t, mesh, desired)
-    return _noted(t) if is_local else t
+    return _record_local(t) if is_local else t
 
 
 def leaves(
@@ -113,7 +113,7 @@ def leaves(
     if not is_local:
         return full
     if not to_local:
-        return _noted(full)
+        return _record_local(full)
     if desired.is_partial():
         raise NotImplementedError(
             f"local tensors in the layout {desired} are partial sums, and sums are reduced "
@@ -123,9 +123,9 @@ def leaves(
     return local_checks.local_tensor_of(full, mesh_placements, None)
 
 
-def _noted(full: Any) -> Any:
+def _record_local(full: Any) -> Any:
     if is_traced(full):
-        full._of_pieces = True
+        full._is_local = True
     else:
-        _OF_PIECES.add(full._storage)
+        _JOINED.add(full._storage)
     return full

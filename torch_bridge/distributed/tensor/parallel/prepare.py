@@ -1,6 +1,6 @@
-"""Styles that lay out what goes into a module, and what comes out of it.
+"""Styles that redistribute the inputs and outputs of a module.
 
-`input_layouts` says in which layout a tensor arrives, whole or in pieces, and the desired layout is
+`input_layouts` is the layout in which a tensor arrives, global or local, and the desired layout is
 the one it has inside; see `isoshard.torch_bridge.distributed.tensor.parallel.style`.
 """
 
@@ -15,13 +15,13 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
-from isoshard.torch_bridge.distributed.along import constraint, mesh_of_one_dimension
+from isoshard.torch_bridge.distributed.along import constraint, require_1d_mesh
 
 from .module_border import any_local_tensor, leaves
 
 
 class PrepareModuleInput(ParallelStyle):
-    """Lay out the inputs of a module.
+    """Redistribute the inputs of a module.
 
     Args:
         input_layouts: how each positional input arrives; None for one that is left alone.
@@ -69,7 +69,7 @@ class PrepareModuleInput(ParallelStyle):
             )
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = mesh_of_one_dimension(device_mesh, "PrepareModuleInput")
+        mesh = require_1d_mesh(device_mesh, "PrepareModuleInput")
         prepared = functools.partial(_prepared, mesh, self.use_local_output, False)
 
         def enter(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
@@ -107,7 +107,7 @@ class PrepareModuleInput(ParallelStyle):
 
 
 class PrepareModuleOutput(ParallelStyle):
-    """Lay out the outputs of a module.
+    """Redistribute the outputs of a module.
 
     Args:
         output_layouts: how each output comes out of the module; None for one that is left alone.
@@ -142,7 +142,7 @@ class PrepareModuleOutput(ParallelStyle):
         _check_as_many("output_layouts", self.output_layouts, self.desired_output_layouts)
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = mesh_of_one_dimension(device_mesh, "PrepareModuleOutput")
+        mesh = require_1d_mesh(device_mesh, "PrepareModuleOutput")
 
         def leave(module: torch.nn.Module, inputs: Any, named: Any, outputs: Any) -> Any:
             output_leaves = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -240,22 +240,24 @@ def _several(layouts: Any) -> tuple[Any, ...] | None:
 
 
 class _LayoutsError(ValueError, AssertionError):
-    """Layouts and values do not belong together; torch asserts it."""
+    """Layouts do not fit the values; torch asserts it."""
 
 
-def _check_as_many(what: str, values: Sequence[Any], desired: Sequence[Any] | None) -> None:
+def _check_as_many(argument: str, values: Sequence[Any], desired: Sequence[Any] | None) -> None:
     if desired is None or len(values) != len(desired):
         raise _LayoutsError(
-            f"{what} and desired_{what} should have same length! They go together one by one, and "
+            f"{argument} and desired_{argument} should have same length! They are paired, and "
             f"these do not: {tuple(values)} and {desired}"
         )
 
 
-def _check_values(what: str, module: Any, values: Sequence[Any], layouts: Sequence[Any]) -> None:
+def _check_values(
+    argument: str, module: Any, values: Sequence[Any], layouts: Sequence[Any]
+) -> None:
     if len(values) != len(layouts):
         raise ValueError(
-            f"module {what}s and {what}_layouts should have same length! "
-            f"{type(module).__name__} has {len(values)} {what}s, and {what}_layouts has "
+            f"module {argument}s and {argument}_layouts should have same length! "
+            f"{type(module).__name__} has {len(values)} {argument}s, and {argument}_layouts has "
             f"{len(layouts)} entries; give one each, None for one that is left alone"
         )
 
@@ -265,7 +267,7 @@ def _prepared(
     to_local: bool,
     from_local: bool,
     triple: tuple[Any, Any, Any],
-    what: str,
+    argument: str,
     module: torch.nn.Module,
 ) -> Any:
     """The value redistributed from its present layout to the desired one."""
@@ -274,7 +276,7 @@ def _prepared(
         return value
     if not isinstance(value, torch.Tensor):
         raise _LayoutsError(
-            f"the layout {present} is set for {what} of {type(module).__name__}, which is no "
+            f"the layout {present} is set for {argument} of {type(module).__name__}, which is no "
             f"tensor but a {type(value).__name__}; give None for it"
         )
     desired = present if desired is None else desired

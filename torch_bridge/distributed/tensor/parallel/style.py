@@ -1,16 +1,16 @@
 """Tensor-parallel styles: the sharding of a module's parameters, inputs and outputs.
 
 The classes have torch's constructors. Under torchrun a style turns tensors into DTensors and back,
-and sends data. Here tensors are whole, and a style says how they lie: the parameters are marked,
-and hooks on the module constrain what goes in and comes out, and their gradients. XLA's partitioner
-then finds the collectives, which are those that Megatron-LM writes by hand.
+and sends data. Here tensors are global, and a style sets shardings: the parameters are marked, and
+hooks on the module constrain its inputs and outputs, and their gradients. XLA's partitioner then
+finds the collectives, which are those that Megatron-LM writes by hand.
 
-- `input_layouts` and `output_layouts` say how tensors lie at the border, as in torch.
-- What goes in whole comes out whole: code after it writes `view(batch, length, -1, head_size)`, or
+- `input_layouts` and `output_layouts` are the placements of inputs and outputs, as in torch.
+- Global inputs give global outputs: code after it writes `view(batch, length, -1, head_size)`, or
   the number of all heads, rather than `heads // tp`.
-- What goes in as pieces, of `to_local()`, is joined as `input_layouts` says. Pieces come out where
+- Local inputs, of `to_local()`, are joined by `input_layouts`. The outputs are local if
   `use_local_output` is True, and then `heads // tp` is right; see `module_border`.
-- `Partial()` as the layout of a whole asks for nothing: the whole tensor is the sum already.
+- `Partial()` as the layout of a global tensor is a no-op: it is the sum already.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", arXiv:1909.08053; Korthikanti et al. 2022, "Reducing
 Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from isoshard.torch_bridge.common.argument_types import PlacementLike
 from isoshard.torch_bridge.distributed.along import (
     constraint,
-    mesh_of_one_dimension,
+    require_1d_mesh,
     shard_in_place,
 )
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
@@ -37,7 +37,7 @@ from .module_border import any_local_tensor, enters, leaves
 
 
 class LayerStyle(ParallelStyle):
-    """What the styles for Linear and Embedding have in common."""
+    """The base class of the styles for Linear and Embedding."""
 
     def __init__(
         self, input_layout: PlacementLike, output_layout: PlacementLike, use_local_output: bool
@@ -49,7 +49,9 @@ class LayerStyle(ParallelStyle):
         self.use_local_output = use_local_output
 
     @abc.abstractmethod
-    def parts(self, module: torch.nn.Module) -> tuple[Placement, dict[str, Placement]]:
+    def parameter_placements(
+        self, module: torch.nn.Module
+    ) -> tuple[Placement, dict[str, Placement]]:
         """The layout of a module's input, and those of its parameters by name.
 
         Args:
@@ -60,8 +62,8 @@ class LayerStyle(ParallelStyle):
         """
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = mesh_of_one_dimension(device_mesh, type(self).__name__)
-        desired, parts = self.parts(module)
+        mesh = require_1d_mesh(device_mesh, type(self).__name__)
+        desired, placements = self.parameter_placements(module)
         weight: Any = module.weight
         if weight.dim() != 2:
             raise ValueError(
@@ -71,7 +73,7 @@ class LayerStyle(ParallelStyle):
             )
         self.desired_input_layouts = (desired,)
         for name, parameter in module.named_parameters():
-            shard_in_place(parameter, mesh, parts.get(name) or parts[""])
+            shard_in_place(parameter, mesh, placements.get(name) or placements[""])
         arriving, leaving = self.input_layouts[0], self.output_layouts[0]
 
         hook_first_input(self, module, mesh, arriving, desired, leaving)
@@ -118,7 +120,9 @@ class ColwiseParallel(LayerStyle):
         )
         self.desired_input_layouts = (Replicate(),)
 
-    def parts(self, module: torch.nn.Module) -> tuple[Placement, dict[str, Placement]]:
+    def parameter_placements(
+        self, module: torch.nn.Module
+    ) -> tuple[Placement, dict[str, Placement]]:
         """See `LayerStyle`."""
         if isinstance(module, torch.nn.Linear):
             return Replicate(), {"": Shard(0)}
@@ -158,7 +162,9 @@ class RowwiseParallel(LayerStyle):
             input_layouts or Shard(-1), output_layouts or Replicate(), use_local_output
         )
 
-    def parts(self, module: torch.nn.Module) -> tuple[Placement, dict[str, Placement]]:
+    def parameter_placements(
+        self, module: torch.nn.Module
+    ) -> tuple[Placement, dict[str, Placement]]:
         """See `LayerStyle`."""
         if isinstance(module, torch.nn.Linear):
             return Shard(-1), {"weight": Shard(1), "": Replicate()}
@@ -190,7 +196,7 @@ class SequenceParallel(ParallelStyle):
         self.use_local_output = use_local_output
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = mesh_of_one_dimension(device_mesh, "SequenceParallel")
+        mesh = require_1d_mesh(device_mesh, "SequenceParallel")
         split = self.sequence_sharding[0]
         for parameter in module.parameters():
             shard_in_place(parameter, mesh, Replicate())
@@ -214,7 +220,7 @@ def hook_first_input(
     inside: PlacementLike,
     leaving: PlacementLike,
 ) -> None:
-    """Have a module lay out its first input and its output.
+    """Register hooks that redistribute a module's first input and its output.
 
     Args:
         style: the style, for messages and `use_local_output`.

@@ -1,4 +1,4 @@
-"""`shard_as`: two trees of tensors laid out alike, without saying how."""
+"""`shard_as`: two trees of tensors with the same shardings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-_ALIKE = Recipe("shard_as", lambda arrays, _scalars, _key: list(shard_alike(*arrays)), 2)
+_SAME_SHARDING = Recipe("shard_as", lambda arrays, _scalars, _key: list(shard_alike(*arrays)), 2)
 
 
 def shard_as(a: DeviceTensor, b: DeviceTensor) -> tuple[Any, Any]:
-    """Two trees like `a` and `b`, corresponding tensors laid out alike.
+    """Two trees like `a` and `b`, corresponding tensors with the same sharding.
 
-    Where the layout of one of the two is known (the one in `a` counts first), the other gets it.
-    Elsewhere XLA's partitioner chooses one for both. Gradients are laid out alike too.
+    Where one of the two has a sharding (that of the tensor in `a` first), the other gets it.
+    Elsewhere XLA's partitioner chooses a sharding for both. So have their gradients.
 
     Args:
         a: nested lists, tuples and dictionaries of tensors on the `jax` device and None.
@@ -40,14 +40,16 @@ def shard_as(a: DeviceTensor, b: DeviceTensor) -> tuple[Any, Any]:
     Example:
         >>> import isoshard.torch_bridge as xs
         >>> mesh = xs.Mesh(range(8), (8,), ("x",))
-        >>> known = xs.mark_sharding(torch.ones(8).to("jax"), mesh, ("x",))
-        >>> shard_as({"w": known}, {"w": torch.zeros(8).to("jax")})[1]["w"].sharding_spec
+        >>> marked = xs.mark_sharding(torch.ones(8).to("jax"), mesh, ("x",))
+        >>> shard_as({"w": marked}, {"w": torch.zeros(8).to("jax")})[1]["w"].sharding_spec
         '{devices=[8]0,1,2,3,4,5,6,7}'
     """
     left, structure = pytree.tree_flatten(a)
     right, other = pytree.tree_flatten(b)
     if structure != other:
-        raise ShardingError(f"shard_as takes two trees of one structure: {structure} and {other}")
+        raise ShardingError(
+            f"shard_as takes two trees of one structure, not {structure} and {other}"
+        )
     pairs = [_pair(x, y) for x, y in zip(left, right, strict=True)]
     return (
         pytree.tree_unflatten([x for x, _ in pairs], structure),
@@ -61,40 +63,43 @@ def _pair(x: Any, y: Any) -> tuple[Any, Any]:
     if not isinstance(x, XLAShardedTensor) or not isinstance(y, XLAShardedTensor):
         raise ShardingError(
             f"shard_as takes tensors on the {naming.current().type} device, or None in both "
-            "places; corresponding are "
-            f"{_kind(x)} and {_kind(y)}"
+            f"trees; corresponding leaves are {_kind(x)} and {_kind(y)}"
         )
     if x.shape != y.shape:
         raise ShardingError(
-            f"shard_as takes tensors of one shape, and {tuple(x.shape)} meets {tuple(y.shape)}"
+            f"shard_as takes two tensors of one shape, not {tuple(x.shape)} and {tuple(y.shape)}"
         )
-    alike: Any = _Alike.apply(x, y)
-    return alike
+    pair: Any = _SameSharding.apply(x, y)
+    return pair
 
 
-class _Alike(torch.autograd.Function):
-    """Both tensors anew, with one layout."""
+class _SameSharding(torch.autograd.Function):
+    """Both tensors as new ones, with one sharding."""
 
     @staticmethod
     def forward(ctx: Any, *pair: Any) -> Any:
-        known = _known(pair)
-        if known is not None:
-            return tuple(marks.laid_out(tensor, known) for tensor in pair)
-        values = tapes.recorder().record(_ALIKE, [lazy_tensor.read(tensor) for tensor in pair])
+        sharding = _existing_sharding(pair)
+        if sharding is not None:
+            return tuple(marks.constrained(tensor, sharding) for tensor in pair)
+        operands = [lazy_tensor.read(tensor) for tensor in pair]
+        results = tapes.recorder().record(_SAME_SHARDING, operands)
         avals = [Aval.contiguous(tuple(tensor.shape), tensor.dtype) for tensor in pair]
-        return tuple(map(lazy_tensor.fresh, avals, values))
+        return tuple(map(lazy_tensor.fresh, avals, results))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _Alike.apply(*gradients)
+        return _SameSharding.apply(*gradients)
 
 
-def _known(pair: Any) -> marks.Sharding | None:
-    """The layout of one of the two: of what was marked, else of what is split, else of any."""
-    found = [marks.placed(tensor) for tensor in pair]
-    by_mark = [layout for tensor, layout in zip(pair, found, strict=True) if marks.marked(tensor)]
+def _existing_sharding(pair: Any) -> marks.Sharding | None:
+    """The sharding of one of the two: a marked one, else a split one, else any."""
+    shardings = [marks.placed(tensor) for tensor in pair]
+    by_mark = [
+        sharding for tensor, sharding in zip(pair, shardings, strict=True) if marks.marked(tensor)
+    ]
     by_data = sorted(
-        (layout for layout in found if layout), key=lambda layout: not any(layout.spec)
+        (sharding for sharding in shardings if sharding),
+        key=lambda sharding: not any(sharding.spec),
     )
     return next(iter([*by_mark, *by_data]), None)
 

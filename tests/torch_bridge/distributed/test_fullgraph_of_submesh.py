@@ -100,7 +100,9 @@ def test_pieces_and_gradients_are_those_without(mesh):
         w = data(8, 3, seed=9).to("jax").requires_grad_()
         out = one(given, w)
         torch.autograd.backward([(each * each).sum() for each in out])
-        kind = [(getattr(each, "axes", None), getattr(each, "alike", None)) for each in out]
+        kind = [
+            (getattr(each, "axes", None), getattr(each, "replicated_axes", None)) for each in out
+        ]
         numbers = [elements(each) for each in out]
         results.append(([*numbers, *(x.grad.cpu() for x in given), w.grad.cpu()], kind))
     torch.testing.assert_close(results[0][0], results[1][0])
@@ -131,12 +133,12 @@ def test_what_pieces_are_is_guarded(mesh):
     ):
         mine = distribute_tensor(whole, lies, placements).to_local().detach()
         got = run(mine)
-        assert got.axes == mine.axes and got.alike == mine.alike
+        assert got.axes == mine.axes and got.replicated_axes == mine.replicated_axes
         torch.testing.assert_close(elements(got), elements(mine) * 2)
         assert counter.frame_count == graphs
     both = distribute_tensor(data(8, 8), mesh["dp"], [R]).to_local().detach()
     both.mul_(distribute_tensor(data(16, 8), mesh["dp"], [S0]).to_local().detach())
-    assert run(both).alike == frozenset() and counter.frame_count == 4
+    assert run(both).replicated_axes == frozenset() and counter.frame_count == 4
 
 
 def test_a_gradient_of_another_kind_is_refused(mesh):
@@ -144,9 +146,7 @@ def test_a_gradient_of_another_kind_is_refused(mesh):
     run, _ = compiled(lambda x: x.to_local() @ w, "aot_eager")
     out = run(distribute_tensor(data(8, 8), mesh["tp"], [R]))
     differs = distribute_tensor(data(32, 3), mesh["tp"], [S0]).to_local()
-    with pytest.raises(
-        RuntimeError, match=r"alike along \[\], .* alike along \['tp'\].*from_local"
-    ):
+    with pytest.raises(RuntimeError, match=r"over \[\], .* replicated over \['tp'\].*from_local"):
         (out * differs).sum().backward()
 
 

@@ -220,7 +220,7 @@ def test_local_map_takes_arguments_as_they_lie_along_the_part(mesh):
             distribute_tensor(weight, mesh, [Replicate(), Shard(0)]),
         )
     split = distribute_tensor(data(4, 8), mesh, [Shard(0), Shard(1)])
-    with pytest.raises(ShardingError, match="no one placement along each dimension"):
+    with pytest.raises(ShardingError, match="several placements along a dimension"):
         local_map(torch.neg, [Replicate()], device_mesh=mesh._flatten("all"))(split)
 
 
@@ -254,9 +254,11 @@ def test_copies_that_are_written_to_are_alike_no_more(mesh):
     mine = copies(data(4, 8), mesh)
     view = mine.clone()
     first = view[0]
-    assert view.alike == {"tp"} and (view * 2 + 1).alike == {"tp"}
+    assert view.replicated_axes == {"tp"} and (view * 2 + 1).replicated_axes == {"tp"}
     first.add_(pieces(data(4, 32), mesh, 1)[0])
-    assert view.alike == first.alike == (view * 2).alike == frozenset()
+    assert (
+        view.replicated_axes == first.replicated_axes == (view * 2).replicated_axes == frozenset()
+    )
     ours = torch.ones(8, dtype=torch.double).to("jax").requires_grad_()
     (view * ours).sum().backward()
     want = sum(row.sum(0) for row in rows(view))
@@ -274,11 +276,11 @@ def test_a_gradient_that_differs_is_summed(mesh):
 
 def test_a_sum_over_devices_is_alike(mesh):
     mine = pieces(data(4, 8), mesh, 1)
-    assert mine.alike == frozenset()
-    assert collectives.all_reduce(mine, "sum", mesh["tp"]).alike == {"tp"}
-    assert collectives.all_gather_tensor(mine, 1, mesh["tp"]).alike == {"tp"}
+    assert mine.replicated_axes == frozenset()
+    assert collectives.all_reduce(mine, "sum", mesh["tp"]).replicated_axes == {"tp"}
+    assert collectives.all_gather_tensor(mine, 1, mesh["tp"]).replicated_axes == {"tp"}
     scattered = collectives.reduce_scatter_tensor(copies(data(4, 8), mesh), "sum", 0, mesh["tp"])
-    assert scattered.alike == frozenset()
+    assert scattered.replicated_axes == frozenset()
 
 
 def test_dropout_differs_between_pieces_and_not_between_copies(mesh):
@@ -287,9 +289,9 @@ def test_dropout_differs_between_pieces_and_not_between_copies(mesh):
     split = rows(torch.nn.functional.dropout(pieces(ones, mesh, 1), 0.5))
     assert not any(torch.equal(split[0], other) for other in split[1:])
     same = torch.nn.functional.dropout(copies(ones, mesh), 0.5)
-    assert same.alike == {"tp"} and 0.3 < (same.agreed() == 0).double().mean() < 0.7
+    assert same.replicated_axes == {"tp"} and 0.3 < (same.agreed() == 0).double().mean() < 0.7
     drawn = copies(ones, mesh).clone().bernoulli_(0.5)
-    assert drawn.alike == {"tp"} and 0.3 < drawn.agreed().mean() < 0.7
+    assert drawn.replicated_axes == {"tp"} and 0.3 < drawn.agreed().mean() < 0.7
     ours = torch.ones(256, dtype=torch.double).to("jax").requires_grad_()
     dropped = torch.nn.functional.dropout(copies(ones, mesh) * ours, 0.5)
     dropped.sum().backward()
@@ -303,11 +305,11 @@ def test_refused(mesh):
     part, xs_mesh = mesh["tp"], mesh.get_xs_mesh()
     split = distribute_tensor(torch.ones(4, 8), part, [Shard(1)])
     for call, error, message in (
-        (lambda: t * columns, ShardingError, r"over \('tp',\) and pieces over \('dp',\)"),
+        (lambda: t * columns, ShardingError, r"over \('tp',\) and over \('dp',\)"),
         (
             lambda: t.clone().add_(everywhere),
             RuntimeError,
-            "one value per device into a tensor that has one for several",
+            "a value per device into a tensor that is shared by devices",
         ),
         (
             lambda: collectives.all_reduce(t, "sum", mesh["dp"]),
@@ -317,19 +319,19 @@ def test_refused(mesh):
         (
             lambda: xs.disable_manual_sharding(t, (None, None), (4, 8), mesh=xs_mesh),
             ShardingError,
-            "a manual region is over all devices, and these pieces are over",
+            "a manual region is over all devices, and these shards are over",
         ),
         (
             lambda: DTensor.from_local(t, mesh["dp"], [Replicate()]),
             ShardingError,
-            "is one row of many, and these local tensors are over",
+            "is a submesh, and these local tensors are over",
         ),
         (
             lambda: DTensor.from_local(split, part, [Replicate()]),
             RuntimeError,
             "takes the shard of one device",
         ),
-        (lambda: t[0, 0].item(), RuntimeError, "differ, so it cannot be read as one"),
+        (lambda: t[0, 0].item(), RuntimeError, "differ, so it cannot be read;"),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -1,4 +1,4 @@
-"""What is different of a `DeviceMesh` where one process drives all devices: type, ranks, groups."""
+"""`DeviceMesh` with a single controller: its device type, and errors for ranks and groups."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class DeviceType(str):
         return f"DeviceType({str.__repr__(self)})", {"DeviceType": DeviceType}
 
 
-class OneProcess:
-    """Methods of a mesh about the rank of the current process: not supported."""
+class RankQueries:
+    """The methods of torch's `DeviceMesh` that need the rank of a process; they raise."""
 
     def get_rank(self) -> NoReturn:
-        """Refused: one process drives all devices.
+        """Not supported: one process drives all devices.
 
         Raises:
             RuntimeError: always.
@@ -51,7 +51,7 @@ class OneProcess:
         _raise_unsupported("get_rank")
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> NoReturn:
-        """Refused: one process drives all devices.
+        """Not supported: one process drives all devices.
 
         Raises:
             RuntimeError: always.
@@ -59,7 +59,7 @@ class OneProcess:
         _raise_unsupported("get_local_rank")
 
     def get_coordinate(self) -> NoReturn:
-        """Refused: one process drives all devices.
+        """Not supported: one process drives all devices.
 
         Raises:
             RuntimeError: always.
@@ -67,7 +67,7 @@ class OneProcess:
         _raise_unsupported("get_coordinate")
 
     def get_group(self, mesh_dim: int | str | None = None) -> NoReturn:
-        """Refused: there are no process groups.
+        """Not supported: there are no process groups.
 
         Raises:
             RuntimeError: always.
@@ -76,7 +76,7 @@ class OneProcess:
 
     @staticmethod
     def from_group(*_: Opaque, **__: Opaque) -> NoReturn:
-        """Refused: there are no process groups.
+        """Not supported: there are no process groups.
 
         Raises:
             RuntimeError: always.
@@ -84,7 +84,7 @@ class OneProcess:
         _raise_unsupported("from_group")
 
     def get_all_groups(self) -> NoReturn:
-        """Refused: there are no process groups.
+        """Not supported: there are no process groups.
 
         Raises:
             RuntimeError: always.
@@ -109,8 +109,8 @@ def check_backend(backend_override: Opaque) -> None:
     """Raise ShardingError if a communication backend is chosen."""
     if backend_override is not None:
         raise ShardingError(
-            f"backend_override={backend_override!r} chooses how processes talk, and here one "
-            "process drives all devices; leave it out"
+            f"backend_override={backend_override!r} chooses how processes communicate, and here "
+            "one process drives all devices; leave it out"
         )
 
 
@@ -127,9 +127,9 @@ def check_names(names: tuple[str, ...] | None, shape: tuple[int, ...]) -> None:
         raise RuntimeError(f"the names of mesh dimensions must differ, and they are {names}")
 
 
-def _raise_unsupported(what: str) -> NoReturn:
+def _raise_unsupported(method: str) -> NoReturn:
     raise RuntimeError(
-        f"{what}() needs the rank of a process in the mesh, and one process drives all "
-        "devices. Pieces are tensor.local_shards; for code that each device runs, see to_local() "
+        f"{method}() needs the rank of a process in the mesh, and one process drives all "
+        "devices. Read all shards with tensor.local_shards; for code per device, see to_local() "
         "and local_map. Under torchrun use torch's own DeviceMesh."
     )

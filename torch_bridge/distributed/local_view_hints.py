@@ -1,7 +1,7 @@
 """The hint for a view of a global tensor by a local shape.
 
 A script of torchrun writes `view(batch, length, heads // tp, head_size)`, where a rank has its own
-heads. A whole tensor has them all.
+heads. A global tensor has all heads.
 
 >>> import torch
 >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -29,11 +29,11 @@ from . import tensor_placements
 
 
 def local_heads_hint(tensor: DeviceTensor, shape: Sequence[int]) -> str | None:
-    """The hint for a view that has as many elements as one shard; None of others.
+    """The hint for a view with as many elements as one shard; None for other views.
 
     Args:
         tensor: the global tensor.
-        shape: what it is viewed by.
+        shape: of the view.
     """
     num_requested = math.prod(shape)
     if num_requested <= 0 or tensor.numel() % num_requested:
@@ -49,12 +49,12 @@ def local_heads_hint(tensor: DeviceTensor, shape: Sequence[int]) -> str | None:
     if not sizes:
         return None
     name, is_named = sizes[0][0], len(next(iter(meshes)).shape) > 1
-    part = f"mesh[{name!r}]" if is_named else "mesh"
+    mesh_text = f"mesh[{name!r}]" if is_named else "mesh"
     return (
         f"this tensor is global, of {times} times as many elements, and its mesh has {times} "
         f"devices along {name!r}: is this the shape of one device's shard? Write -1, or the number "
         f"of all heads, for heads // {times}; or pass local tensors to the module, of to_local(): "
-        f"DTensor.from_local(x, {part}, [Replicate()]).to_local()"
+        f"DTensor.from_local(x, {mesh_text}, [Replicate()]).to_local()"
     )
 
 

@@ -350,7 +350,7 @@ def test_a_plan_and_a_step(name, place):
     for _ in range(2):
         there = reference(x)
         mine = ours(place.pieces(x, placement, 0))
-        assert isinstance(mine, ManualTensor) and mine.alike == {"tp"}
+        assert isinstance(mine, ManualTensor) and mine.replicated_axes == {"tp"}
         torch.testing.assert_close(mine.detach().agreed(), there.detach())
         there.sum().backward()
         mine.sum().backward()
@@ -384,5 +384,5 @@ def test_refused(place):
         with pytest.raises(error, match=message):
             parallelize_module(linear(), place.mesh, style)(place.pieces(x, given, 0))
     ours = parallelize_module(linear(), place.mesh, ColwiseParallel())
-    with pytest.raises(ShardingError, match=r"over \('dp', 'tp'\).*local tensors over the part"):
+    with pytest.raises(ShardingError, match=r"over \('dp', 'tp'\).*local tensors over the submesh"):
         ours(place.whole(data(8, 16), 0).to_local())

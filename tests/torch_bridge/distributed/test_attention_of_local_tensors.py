@@ -165,7 +165,7 @@ def test_scanned_layers_whose_results_differ(mesh):
     scanned = xs.scan_layers(layers.to("jax"), stacked=False)
     mine = pieces(batch(x, mesh), mesh, Replicate())
     out = scanned(mine, pieces(batch(own, mesh), mesh, Shard(1)))
-    assert mine.alike == {"tp"} and out.alike == frozenset()
+    assert mine.replicated_axes == {"tp"} and out.replicated_axes == frozenset()
     out.square().sum().backward()
     for layer, scale in zip(scanned, scales, strict=True):
         torch.testing.assert_close(layer.scale.grad.cpu(), scale.grad)
@@ -177,7 +177,9 @@ def test_scanned_layers_refuse_a_gradient_that_differs(mesh):
         pieces(batch(torch.randn(4, 8).double(), mesh), mesh, Replicate())
     )
     own = pieces(batch(torch.randn(4, 32).double(), mesh), mesh, Shard(1))
-    with pytest.raises(RuntimeError, match=r"along \['tp'\], and their gradient differs there"):
+    with pytest.raises(
+        RuntimeError, match=r"replicated over \['tp'\], and their gradients are not"
+    ):
         (out * own).sum().backward()
 
 
