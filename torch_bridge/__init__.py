@@ -87,7 +87,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from .device.hardware import get_xla_supported_devices, xla_device
     from .distributed import local_checks as _local_checks  # noqa: F401  (methods of tensors)
     from .distributed import torch_hook as _torch_hook
-    from .distributed import whole_views as _whole_views  # noqa: F401  (hints of errors)
+    from .distributed import whole_views as _view_hints  # noqa: F401  (hints of errors)
     from .execution.runtime import compile, memory_analysis, program_text, sync
     from .handlers.handler_registry import register_function_handler
     from .interop.calling_jax import TorchFunction, torch_function

@@ -76,7 +76,7 @@ def checkpoint(
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     gradients: list[torch.Tensor] = []
-    own = _OwnTensors(owner)
+    module_tensors = _ModuleTensors(owner)
     calls = 0
 
     def run(_: Any, *leaves: Any) -> Any:
@@ -85,15 +85,15 @@ def checkpoint(
         if calls == 1:
             args, kwargs = pytree.tree_unflatten(leaves, structure)
             result = function(*args, **kwargs)
-            own.called()
+            module_tensors.called()
             return result
-        late = _after(gradients, (*leaves, *own.tensors))
+        late = _after(gradients, (*leaves, *module_tensors.tensors))
         gradients.clear()
         args, kwargs = pytree.tree_unflatten(late[: len(leaves)], structure)
-        with own.replaced(late[len(leaves) :]):
+        with module_tensors.replaced(late[len(leaves) :]):
             return function(*args, **kwargs)
 
-    result = torch_checkpoint(run, own.first, *leaves, use_reentrant=False)
+    result = torch_checkpoint(run, module_tensors.first, *leaves, use_reentrant=False)
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, lazy_tensor.LazyTensor) and leaf.requires_grad:
             leaf.register_hook(gradients.append)
@@ -107,7 +107,7 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(original, *args, owner=self, **kwargs)
 
 
-class _OwnTensors:
+class _ModuleTensors:
     """Parameters and buffers that a checkpointed function finds in a module in its first call.
 
     Args:
@@ -120,34 +120,34 @@ class _OwnTensors:
 
     def __init__(self, owner: torch.nn.Module | None):
         modules = [] if owner is None else owner.modules()
-        self._places = [
-            (table, name, one)
+        self._entries = [
+            (table, name, tensor)
             for module in modules
             for table in (own_parameters(module), own_buffers(module))
-            for name, one in table.items()
-            if isinstance(one, lazy_tensor.LazyTensor)
+            for name, tensor in table.items()
+            if isinstance(tensor, lazy_tensor.LazyTensor)
         ]
-        self._values = [weakref.ref(one._storage.value) for _, _, one in self._places]
+        self._values = [weakref.ref(tensor._storage.value) for _, _, tensor in self._entries]
         self.first = None if owner is None else next(owner.parameters(), None)
         self.tensors: list[Any] = []
 
     def called(self) -> None:
         """Leave out what the first call has written to: the second one writes to it as well."""
-        self._places = [
-            place
-            for place, value in zip(self._places, self._values, strict=True)
-            if place[2]._storage.value is value()
+        self._entries = [
+            entry
+            for entry, value in zip(self._entries, self._values, strict=True)
+            if entry[2]._storage.value is value()
         ]
         self._values = []
-        self.tensors = list({id(one): one for _, _, one in self._places}.values())
+        self.tensors = list({id(tensor): tensor for _, _, tensor in self._entries}.values())
 
     @contextlib.contextmanager
     def replaced(self, others: Sequence[Any]) -> Iterator[None]:
         """Context in which the module has others in the place of `tensors`, whatever it has now."""
-        of = {id(one): other for one, other in zip(self.tensors, others, strict=True)}
+        of = {id(tensor): other for tensor, other in zip(self.tensors, others, strict=True)}
         before = [
-            (table, name, table[name], of[id(one)])
-            for table, name, one in self._places
+            (table, name, table[name], of[id(tensor)])
+            for table, name, tensor in self._entries
             if name in table
         ]
         for table, name, _, other in before:
@@ -155,20 +155,20 @@ class _OwnTensors:
         try:
             yield
         finally:
-            for table, name, one, other in before:
+            for table, name, tensor, other in before:
                 if table.get(name) is other:
-                    table[name] = one
+                    table[name] = tensor
 
 
 def _after(gradients: list[torch.Tensor], leaves: tuple[Any, ...]) -> tuple[Any, ...]:
     """`leaves`, their tensors such that they are computed after `gradients`."""
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, lazy_tensor.LazyTensor)]
-    if not places:
+    positions = [n for n, leaf in enumerate(leaves) if isinstance(leaf, lazy_tensor.LazyTensor)]
+    if not positions:
         return leaves
-    late = _After.apply(len(gradients), *gradients, *(leaves[n] for n in places))
+    late = _After.apply(len(gradients), *gradients, *(leaves[n] for n in positions))
     result = list(leaves)
-    for place, tensor in zip(places, late, strict=True):
-        result[place] = tensor
+    for position, tensor in zip(positions, late, strict=True):
+        result[position] = tensor
     return tuple(result)
 
 

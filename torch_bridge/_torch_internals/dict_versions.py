@@ -35,19 +35,19 @@ dict_version: Callable[[dict[Any, Any]], int] | None = (
 was asked about, and call back on every change."""
 
 
-def _place() -> int | None:
+def _version_offset() -> int | None:
     """How far from its address a dictionary has its version; None where that is not so."""
     if dict_version is None:
         return None
     probes = [{n: n} for n in range(8)]
-    wanted = list(map(dict_version, probes))
-    for far in range(16, {}.__sizeof__(), 8):  # behind the reference count and the type
-        if list(Scattered([id(one) + far for one in probes], np.uint64).read()) == wanted:
-            return far
+    versions = list(map(dict_version, probes))
+    for offset in range(16, {}.__sizeof__(), 8):  # behind the reference count and the type
+        if list(Scattered([id(probe) + offset for probe in probes], np.uint64).read()) == versions:
+            return offset
     return None
 
 
-_PLACE = _place()
+_OFFSET = _version_offset()
 
 
 class DictVersions:
@@ -63,13 +63,13 @@ class DictVersions:
     def __init__(self, spaces: Sequence[dict[Any, Any]]):
         """See the class."""
         self._spaces = list(spaces)
-        if _PLACE is None:
-            self.read: Callable[[], np.ndarray] = functools.partial(_asked, self._spaces)
+        if _OFFSET is None:
+            self.read: Callable[[], np.ndarray] = functools.partial(_read_versions, self._spaces)
         else:
-            self.read = Scattered([id(one) + _PLACE for one in self._spaces], np.uint64).read
+            self.read = Scattered([id(space) + _OFFSET for space in self._spaces], np.uint64).read
 
 
-def _asked(spaces: list[dict[Any, Any]]) -> np.ndarray:
+def _read_versions(spaces: list[dict[Any, Any]]) -> np.ndarray:
     """The versions that torch gives, one after the other."""
-    ask: Any = dict_version
-    return np.fromiter(map(ask, spaces), np.uint64, len(spaces))
+    read: Any = dict_version
+    return np.fromiter(map(read, spaces), np.uint64, len(spaces))

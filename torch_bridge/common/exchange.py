@@ -55,8 +55,8 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     tensor([0, 1])
     """
     if array.dtype.char in _NATIVE:
-        made = torch.from_numpy(array)
-        return made.view(dtype) if dtype in BYTES else made.to(dtype)
+        tensor = torch.from_numpy(array)
+        return tensor.view(dtype) if dtype in BYTES else tensor.to(dtype)
     _, numpy_bits = _BITS[array.dtype.itemsize]
     raw = np.ascontiguousarray(array).reshape(array.shape).view(numpy_bits)
     return (

@@ -56,7 +56,9 @@ def register(module: Any) -> None:
         (accelerators.PROFILED, _but_ours),
     ]
     for name, question in accelerators.QUESTIONS.items():
-        instead.append((question, functools.partial(_answering, _ANSWERS[name], _ASKED.get(name))))
+        instead.append(
+            (question, functools.partial(_answering, _ANSWERS[name], _OTHER_ANSWERS.get(name)))
+        )
     for question, make in instead:
         if question.found(None) is not None:
             question.wrap(make)
@@ -86,18 +88,18 @@ def _accelerator_of_caller(*_: Any) -> torch.device | None:
 
 def _of_process_groups(*_: Any) -> torch.device:
     """The device of process groups by default."""
-    found = None if lazy_tensor.used() else without_ours()
-    if found is None or not torch.get_device_module(found).is_available():
+    device = None if lazy_tensor.used() else without_ours()
+    if device is None or not torch.get_device_module(device).is_available():
         return torch.device("cpu")
-    return found
+    return device
 
 
 def _without_copies(torchs: Callable[[], str | None]) -> Callable[[], str | None]:
     """The device type over which `DataParallel` copies: a mesh is one device, and has no copies."""
 
     def device_type() -> str | None:
-        found = torchs()
-        return None if found == "jax" else found
+        kind = torchs()
+        return None if kind == "jax" else kind
 
     return device_type
 
@@ -109,27 +111,29 @@ def _but_ours(activities: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
 
 def _answering(
     answer: Callable[..., Any] | None,
-    ask: Callable[..., Any] | None,
+    ask_other: Callable[..., Any] | None,
     torchs: Callable[..., Any],
 ) -> Callable[..., Any]:
     """A function of C++, which itself answers for the `jax` device as soon as that is registered.
 
     Args:
         answer: for the `jax` device; None where torch's own answer is right.
-        ask: asks the module of another accelerator, such as `torch.cuda`; None where no such module
-            has an answer.
+        ask_other: calls the module of another accelerator, such as `torch.cuda`; None where no such
+            module has an answer.
         torchs: the function.
     """
 
-    def asked(*args: Any) -> Any:
+    def call(*args: Any) -> Any:
         if lazy_tensor.used():
             return torchs(*args) if answer is None else answer(*args)
         other = without_ours()
         if other is None:
             raise RuntimeError(NONE)
-        return torchs(*args) if ask is None else ask(torch.get_device_module(other), *args)
+        return (
+            torchs(*args) if ask_other is None else ask_other(torch.get_device_module(other), *args)
+        )
 
-    return asked
+    return call
 
 
 def _with_ours(torchs: Any, module: Any) -> Any:
@@ -169,13 +173,13 @@ def _capability(_: int) -> dict[str, Any]:
     return {"supported_dtypes": supported()}
 
 
-def _one_device(index: int) -> None:
+def _check_index(index: int) -> None:
     if index not in (0, -1):
         raise RuntimeError(f"there is one logical device, jax:0, and {index} was asked for")
 
 
 def _exchanged(index: int) -> int:
-    _one_device(index)
+    _check_index(index)
     return 0
 
 
@@ -199,12 +203,12 @@ _ANSWERS: dict[str, Callable[..., Any] | None] = {
     "maybeExchangeDevice": _exchanged,
     "resetAccumulatedStats": keep_peaks,
     "resetPeakStats": keep_peaks,
-    "setDeviceIndex": _one_device,
+    "setDeviceIndex": _check_index,
     "setStream": lambda _: None,
     "synchronizeDevice": lambda _: sync(wait=True),
 }
 
-_ASKED: dict[str, Callable[..., Any]] = {
+_OTHER_ANSWERS: dict[str, Callable[..., Any]] = {
     "emptyCache": lambda module: module.empty_cache(),
     "emptyHostCache": lambda _: accelerators.EMPTY_HOST_CACHE(),
     "exchangeDevice": _exchange,

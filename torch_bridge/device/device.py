@@ -225,12 +225,12 @@ def _refuse(reason: str) -> None:
     device_slot.set_device_module("jax", DeviceModule)
     accelerator.register(DeviceModule)
 
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+    def kernel(*args: Any, **kwargs: Any) -> NoReturn:
         raise PrivateNameError(reason)
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl("empty.memory_format", refused, "PrivateUse1")
-    library.impl("empty_strided", refused, "PrivateUse1")
+    library.impl("empty.memory_format", kernel, "PrivateUse1")
+    library.impl("empty_strided", kernel, "PrivateUse1")
     _LIBRARIES.append(library)
 
 
@@ -270,7 +270,7 @@ def add_kernels(key: str) -> None:
     library.impl("empty_strided", _empty_strided, key)
     library.impl("_efficientzerotensor", _zeros, key)
     library.impl("_copy_from", _copy_from, key)
-    library.impl("_local_scalar_dense", _number, key)
+    library.impl("_local_scalar_dense", _scalar, key)
     _LIBRARIES.append(library)
     for factory in _FACTORIES:
         packet, _, overload = factory.partition(".")
@@ -281,8 +281,8 @@ def add_kernels(key: str) -> None:
 
 def _join_lists() -> None:
     """Put our class and device on the lists of those that torch treats as its own."""
-    for known in (device_slot.OPTIMIZED_TYPES, device_slot.CLIPPED_TYPES):
-        known.append(
+    for foreach_types in (device_slot.OPTIMIZED_TYPES, device_slot.CLIPPED_TYPES):
+        foreach_types.append(
             lazy_tensor._CLASS
         )  # as torch's DTensor does: one operation for all parameters
     # `clip_grad_norm_` and its kin ask with the C++ device.
@@ -359,8 +359,10 @@ def _memory(meta: Meta) -> torch.Tensor:
     recipe = _EMPTY.lookup(aval.token)
     if recipe is None:
         shape, dtype = aval.token
-        made = Recipe("empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1)
-        recipe = _EMPTY.intern(aval.token, made)
+        new_recipe = Recipe(
+            "empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1
+        )
+        recipe = _EMPTY.intern(aval.token, new_recipe)
     return lazy_tensor.fresh(aval, tapes.recorder().record(recipe, ())[0])
 
 
@@ -377,7 +379,7 @@ def _copy_from(
     return target
 
 
-def _number(tensor: torch.Tensor):
+def _scalar(tensor: torch.Tensor):
     # torch.tensor([..]) asks for each of its 0-d tensors, below the class of tensors.
     return dispatch.handle(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
 

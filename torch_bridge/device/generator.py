@@ -89,8 +89,8 @@ class Generator(torch.Generator):
 
     def get_state(self) -> torch.Tensor:
         """Where the stream stands: a uint8 CPU tensor."""
-        own = torch.frombuffer(bytearray(self._state.to_bytes()), dtype=torch.uint8)
-        return torch.cat([own, super().get_state()])
+        seed_and_counter = torch.frombuffer(bytearray(self._state.to_bytes()), dtype=torch.uint8)
+        return torch.cat([seed_and_counter, super().get_state()])
 
     def set_state(self, state: torch.Tensor) -> Generator:
         """Go on where `get_state` was called; returns the generator."""
@@ -116,8 +116,8 @@ class Generator(torch.Generator):
 
     def set_offset(self, offset: int) -> Generator:
         """Take the key with this number next."""
-        own = self._state
-        own.from_bytes(own.seed.to_bytes(8, "little") + offset.to_bytes(8, "little"))
+        state = self._state
+        state.from_bytes(state.seed.to_bytes(8, "little") + offset.to_bytes(8, "little"))
         return self
 
     def __reduce__(self) -> Any:

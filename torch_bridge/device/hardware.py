@@ -92,8 +92,8 @@ def chip_names(chips: Sequence[Device] | None = None) -> list[str]:
     Args:
         chips: which; all by default.
     """
-    numbers = {device: number for number, device in enumerate(jax.devices())}
-    return [f"{kind(device)}:{numbers[device]}" for device in chips or numbers]
+    positions = {device: position for position, device in enumerate(jax.devices())}
+    return [f"{kind(device)}:{positions[device]}" for device in chips or positions]
 
 
 def chips_of(device: str | torch.device | None) -> list[Device]:

@@ -57,9 +57,9 @@ def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
 
 
 def _live_bytes(chips: Sequence[Device]) -> int:
-    asked = set(chips)
+    devices = set(chips)
     return sum(
-        len(asked & array.sharding.device_set)
+        len(devices & array.sharding.device_set)
         * math.prod(array.sharding.shard_shape(array.shape))
         * array.dtype.itemsize
         for array in jax.live_arrays()

@@ -52,9 +52,9 @@ from ..modules import modules
 from ..spmd.gradients import mark_sharding_with_gradients
 from ..tensors.tensor import XLAShardedTensor
 from . import weight_axes
-from .optimizer_state import says_state, shard_state
+from .optimizer_state import shard_state, shards_state
 
-_CUT = (
+_HAS_GRAPH = (
     "{} was computed from tensors that require grad, and moving it would cut the graph; move the "
     "inputs instead, or pass x.detach()"
 )
@@ -79,7 +79,7 @@ class Torch(Framework):
         The state of an optimizer is sharded as its parameters, or as rules for slots say, and rests
         where a plan's `memory` says.
         """
-        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
+        if isinstance(x, torch.optim.Optimizer) and shards_state(spec, x):
             return shard_state(x, mesh, spec)
         refuse_shard(x)
         if isinstance(x, torch.nn.Module):
@@ -107,7 +107,7 @@ class Torch(Framework):
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> None:
         """Raise what `shard` would."""
-        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
+        if isinstance(x, torch.optim.Optimizer) and shards_state(spec, x):
             return
         refuse_shard(x)
         if isinstance(x, torch.nn.Module):
@@ -125,7 +125,7 @@ class Torch(Framework):
         if x.grad_fn is not None:
             if isinstance(layout, NamedSharding) and (is_tracing() or is_recording()):
                 return mark_sharding_with_gradients(x, layout.mesh, layout.spec)
-            raise ShardingError(_CUT.format(name))
+            raise ShardingError(_HAS_GRAPH.format(name))
         if isinstance(x, XLAShardedTensor):
             value = lazy_tensor.read(x)
             here = recorder()
@@ -160,13 +160,13 @@ class Torch(Framework):
                 "with iso.to_jax(x); of a module, give a dictionary of its tensors."
             )
         if x.grad_fn is not None:
-            raise ShardingError(_CUT.format(name or "tensor"))
+            raise ShardingError(_HAS_GRAPH.format(name or "tensor"))
         if isinstance(x, XLAShardedTensor) or x.device.type != "cpu":
-            part = self.array(x.detach())
+            local = self.array(x.detach())
         else:
-            part = to_numpy(x.detach())
+            local = to_numpy(x.detach())
         with jax.enable_x64(True):
-            array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
+            array = from_local(local, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
         value = Value.of(array, shared=not copy)
         return annotated(x, value, array.sharding, array.shape)
 
@@ -191,12 +191,12 @@ class Torch(Framework):
             return resharding.full(x)
         if not isinstance(x, XLAShardedTensor) or isinstance(lazy_tensor.read(x).array, Tracer):
             return x
-        found = self.sharding_of(x)  # the compiler has chosen it, if nobody else has
-        if not any(found.spec):
+        sharding = self.sharding_of(x)  # the compiler has chosen it, if nobody else has
+        if not any(sharding.spec):
             return x
         metrics.count("gathers")
-        whole = NamedSharding(found.mesh, jax.sharding.PartitionSpec())
-        return self.place(x, whole, None, "tensor")
+        replicated = NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        return self.place(x, replicated, None, "tensor")
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
         """Parameters and buffers of a module, those of stacked layers layer by layer."""
@@ -324,13 +324,13 @@ class Torch(Framework):
         if isinstance(x, torch.optim.Optimizer):
             raise WeightError(weight_axes.NO_OPTIMIZER.format(type(x).__name__))
         read = self.array if exact else self.to_jax
-        kept = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
+        saved = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
         return {
             name: read(t)
             if t.device.type != "meta"
             else jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(physical_dtype(t.dtype)))
             for name, t in modules.tensors(x)
-            if name in kept
+            if name in saved
         }
 
     def other_axes(self, x: Any) -> dict[str, str]:

@@ -54,7 +54,7 @@ from ..layout import marks
 _Slot = tuple[str, torch.Tensor, lazy_tensor.LazyTensor]
 
 
-def says_state(plan: PlanLike, optimizer: torch.optim.Optimizer) -> bool:
+def shards_state(plan: PlanLike, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a plan may say of the optimizer's state how it is sharded, or where it rests."""
     if not isinstance(plan, Plan):
         return False
@@ -90,14 +90,14 @@ def shard_state(
     for factor in plan.factors:
         for pattern, kind in factor.memory:
             check_memory(mesh, kind, name=f"memory rule {pattern!r}")
-    rests = _Rests(plan, mesh)
+    mark_state = _StateMarker(plan, mesh)
     if optimizer.state:
-        rests(optimizer)
-    optimizer.register_step_post_hook(rests)
+        mark_state(optimizer)
+    optimizer.register_step_post_hook(mark_state)
     return optimizer
 
 
-class _Rests:
+class _StateMarker:
     """After a step: slots that are new are marked with their layout and memory."""
 
     def __init__(self, plan: Plan, mesh: MeshLike):
@@ -125,11 +125,11 @@ class _Rests:
                 layout = _layout(param) if slot.shape == param.shape else _layout(slot)
             if layout is None:
                 raise ShardingError(f"{name}: {_NOWHERE}")
-            wanted = in_memory(layout, kind, name=name)
-            if slot._storage.annotation != wanted:
-                moves.append((slot, wanted))
-        for slot, wanted in moves:
-            marks.annotate(slot, wanted)
+            target = in_memory(layout, kind, name=name)
+            if slot._storage.annotation != target:
+                moves.append((slot, target))
+        for slot, target in moves:
+            marks.annotate(slot, target)
 
     def _layouts(
         self, optimizer: torch.optim.Optimizer, slots: list[_Slot]
@@ -141,8 +141,8 @@ class _Rests:
             for name, param, slot in slots
             if slot.ndim
         }
-        found = slot_layouts(self._plan, owners, list(params.values()), self._mesh)
-        if not found and not any(factor.memory for factor in self._plan.factors):
+        layouts = slot_layouts(self._plan, owners, list(params.values()), self._mesh)
+        if not layouts and not any(factor.memory for factor in self._plan.factors):
             names = ", ".join([name for name, *_ in slots][:3])
             warn_user(
                 f"the plan has no rule for the state of {type(optimizer).__name__}, which is "
@@ -150,7 +150,7 @@ class _Rests:
                 'Plan({"*.exp_avg*": P("data")}), or leave iso.shard(optimizer, ..) out.',
                 UnusedRuleWarning,
             )
-        return found
+        return layouts
 
 
 _NOWHERE = (

@@ -31,13 +31,13 @@ def other_axes(module: torch.nn.Module) -> dict[str, str]:
     Returns:
         By the name of the weight, what it is, and the rule that takes it.
     """
-    found = {}
+    reasons = {}
     for path, child in module.named_modules():
         name = f"{path}.weight" if path else "weight"
         reason = _reason(child, name)
         if reason is not None and isinstance(getattr(child, "weight", None), torch.Tensor):
-            found[name] = reason
-    return found
+            reasons[name] = reason
+    return reasons
 
 
 def _reason(layer: torch.nn.Module, name: str) -> str | None:

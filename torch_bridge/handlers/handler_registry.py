@@ -28,7 +28,7 @@ from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.ambient import set_mode
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-from .unwrap_torch_function import seen_through
+from .unwrap_torch_function import without_override_check
 
 _ENTRIES: dict[Any, list[Entry]] = {}
 
@@ -45,7 +45,7 @@ class Entry:
         framework: "torch" or "jax".
         check: whether results are compared with the function's.
         prove: whether JAX has to prove what is said to be whole.
-        known: the calls so far, by layouts, constants and dtypes.
+        calls: the calls so far, by layouts, constants and dtypes.
     """
 
     function: Callable[..., Any]
@@ -53,7 +53,7 @@ class Entry:
     framework: str
     check: bool
     prove: bool
-    known: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    calls: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -130,11 +130,11 @@ def register_function_handler(
         ...     print(torch.flip(x, (1,)).tolist())
         [[1.0, 0.0], [3.0, 2.0], [5.0, 4.0], [7.0, 6.0]]
     """
-    for what, one in (("function", function), ("handler", handler)):
-        if not callable(one):
+    for name, argument in (("function", function), ("handler", handler)):
+        if not callable(argument):
             raise TypeError(
-                f"register_function_handler takes a function and its handler, and the {what} given "
-                f"is a {type(one).__name__}"
+                f"register_function_handler takes a function and its handler, and the {name} given "
+                f"is a {type(argument).__name__}"
             )
     if framework not in FRAMEWORKS:
         raise ShardingError(
@@ -187,10 +187,10 @@ def _torch_function(
     kwargs = kwargs or {}
     entries = _ENTRIES.get(func)
     if entries and not _decomposing():
-        found = call_function_handler(entries[-1], args, kwargs)
-        if found is not NotImplemented:
-            return found
-    return seen_through(func)(*args, **kwargs)
+        result = call_function_handler(entries[-1], args, kwargs)
+        if result is not NotImplemented:
+            return result
+    return without_override_check(func)(*args, **kwargs)
 
 
 def _decomposing() -> bool:

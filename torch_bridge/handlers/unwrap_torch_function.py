@@ -9,7 +9,7 @@ if nobody overrode it, and what it calls is asked again.
 ...     if has_torch_function((x,)):
 ...         return handle_torch_function(double, (x,), x)
 ...     return torch.add(x, x)
->>> seen_through(double)(torch.ones(1))
+>>> without_override_check(double)(torch.ones(1))
 tensor([2.])
 """
 
@@ -26,7 +26,7 @@ import torch
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
 
-_ASKING = (
+_CHECKS = (
     "has_torch_function",
     "has_torch_function_unary",
     "has_torch_function_variadic",
@@ -37,19 +37,21 @@ class _UnwrappedGlobals(dict):
     """Globals in which nobody overrides anything, and everything else is as it is now."""
 
     def __init__(self, live: dict[str, Any]) -> None:
-        super().__init__(dict.fromkeys(_ASKING, _nobody), __builtins__=live["__builtins__"])
+        super().__init__(
+            dict.fromkeys(_CHECKS, _has_no_override), __builtins__=live["__builtins__"]
+        )
         self._live = live
 
     def __missing__(self, name: str) -> Any:
         return self._live[name]
 
 
-def _nobody(*_: Any) -> bool:
+def _has_no_override(*_: Any) -> bool:
     return False
 
 
 @cached(1024)
-def seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_override_check(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function below its question for overrides.
 
     Args:
@@ -60,7 +62,7 @@ def seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
         ask and whose calls are looked at again. For any other, the function itself with overrides
         switched off.
     """
-    if isinstance(function, types.FunctionType) and _asks(function):
+    if isinstance(function, types.FunctionType) and _checks_overrides(function):
         rebuilt = types.FunctionType(
             function.__code__,
             _UnwrappedGlobals(function.__globals__),
@@ -69,22 +71,22 @@ def seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
             function.__closure__,
         )
         rebuilt.__kwdefaults__ = function.__kwdefaults__
-        return functools.partial(_once, function, rebuilt)
-    return functools.partial(_plainly, function)
+        return functools.partial(_call_unwrapped, function, rebuilt)
+    return functools.partial(_call_plain, function)
 
 
-class _UnwrappedHere(threading.local):
+class _Unwrapping(threading.local):
     def __init__(self) -> None:
         self.running: set[Any] = set()
 
 
-_THREAD = _UnwrappedHere()
+_THREAD = _Unwrapping()
 
 
-def _once(function: Any, rebuilt: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_unwrapped(function: Any, rebuilt: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Look into a function, but not again inside it: some methods call C++ under their own name."""
     if function in _THREAD.running:
-        return _plainly(function, *args, **kwargs)
+        return _call_plain(function, *args, **kwargs)
     _THREAD.running.add(function)
     try:
         return rebuilt(*args, **kwargs)
@@ -92,12 +94,14 @@ def _once(function: Any, rebuilt: Callable[..., Any], *args: Any, **kwargs: Any)
         _THREAD.running.discard(function)
 
 
-def _plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
 
-def _asks(function: types.FunctionType) -> bool:
-    names = [name for name in _ASKING if name in function.__code__.co_names]
-    own = function.__globals__
-    return bool(names) and all(own.get(name) is getattr(torch.overrides, name) for name in names)
+def _checks_overrides(function: types.FunctionType) -> bool:
+    names = [name for name in _CHECKS if name in function.__code__.co_names]
+    global_names = function.__globals__
+    return bool(names) and all(
+        global_names.get(name) is getattr(torch.overrides, name) for name in names
+    )

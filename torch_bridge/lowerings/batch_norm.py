@@ -159,8 +159,8 @@ def _batch_norm_no_update(*args: Any) -> tuple[Any, ...]:
 @_lower_batch_norm("_batch_norm_with_update", **_UPDATES)
 @_lower_batch_norm("_batch_norm_with_update_functional", lift=("momentum",))
 def _batch_norm_with_update(*args: Any) -> tuple[Any, ...]:
-    got = _by_name(True, *args)
-    return (*got[:3], _reserve(), *got[3:])
+    out = _by_name(True, *args)
+    return (*out[:3], _reserve(), *out[3:])
 
 
 @lower("aten::native_batch_norm_backward")

@@ -227,5 +227,5 @@ def _per_sample_weights_backward(
     padding_idx: int = -1,
 ) -> jax.Array:
     products = jnp.take(grad, offset2bag, axis=0) * jnp.take(weight, indices, axis=0)
-    got = jnp.sum(wide(products), axis=1)
-    return got if padding_idx < 0 else jnp.where(indices == padding_idx, 0, got)
+    out = jnp.sum(wide(products), axis=1)
+    return out if padding_idx < 0 else jnp.where(indices == padding_idx, 0, out)

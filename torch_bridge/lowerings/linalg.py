@@ -72,15 +72,15 @@ def _solve_packed(
     packed = jnp.broadcast_to(packed, (*lead, *packed.shape[-2:]))
     order = jnp.broadcast_to(order, (*lead, order.shape[-1]))
     b = jnp.broadcast_to(b, (*lead, *b.shape[-2:]))
-    lower_part = {"left_side": True, "lower": True, "unit_diagonal": True}
-    upper_part = {"left_side": True, "lower": False}
+    lower = {"left_side": True, "lower": True, "unit_diagonal": True}
+    upper = {"left_side": True, "lower": False}
     solve = lax.linalg.triangular_solve
     if not adjoint:
-        half = solve(packed, _permute_rows(b, order), **lower_part)
-        return solve(packed, half, **upper_part)
+        half = solve(packed, _permute_rows(b, order), **lower)
+        return solve(packed, half, **upper)
     turned = {"transpose_a": True, "conjugate_a": True}
-    half = solve(packed, b, **upper_part, **turned)
-    return _permute_rows(solve(packed, half, **lower_part, **turned), jnp.argsort(order, axis=-1))
+    half = solve(packed, b, **upper, **turned)
+    return _permute_rows(solve(packed, half, **lower, **turned), jnp.argsort(order, axis=-1))
 
 
 def _unpack(packed: jax.Array) -> tuple[jax.Array, jax.Array]:

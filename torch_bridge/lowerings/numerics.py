@@ -24,8 +24,8 @@ from .argument_forms import wide
 
 def wide_all(*arrays: Any) -> tuple[Any, ...]:
     """The arrays in the one dtype that torch would compute in; None stays None."""
-    there = [wide(x) for x in arrays if x is not None]
-    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in there])
+    widened = [wide(x) for x in arrays if x is not None]
+    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in widened])
     return tuple(None if x is None else x.astype(dtype) for x in arrays)
 
 

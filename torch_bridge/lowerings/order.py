@@ -174,11 +174,11 @@ def _running(
     along = axis(dim, line.ndim)
     line = unsharded(line, [along])
     values = extreme(line, along)
-    met = line == values
+    is_extreme = line == values
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        met = met | jnp.isnan(line)
+        is_extreme = is_extreme | jnp.isnan(line)
     steps = jax.lax.broadcasted_iota(jnp.int32, line.shape, along)
-    indices = jax.lax.cummax(jnp.where(met, steps, 0), along)
+    indices = jax.lax.cummax(jnp.where(is_extreme, steps, 0), along)
     return values.reshape(x.shape), indices.reshape(x.shape)
 
 

@@ -64,8 +64,8 @@ def rand(key: jax.Array, size: Sequence[int], *, dtype: np.dtype | None = None) 
     dtype = jnp.dtype(dtype or jnp.float32)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.random.uniform(key, tuple(size), dtype)
-    part = jnp.finfo(dtype).dtype
-    return jax.lax.complex(*jax.random.uniform(key, (2, *size), part))
+    real_dtype = jnp.finfo(dtype).dtype
+    return jax.lax.complex(*jax.random.uniform(key, (2, *size), real_dtype))
 
 
 @lower_cloned("aten::rand_like", "aten::rand_like.generator", random=True)
@@ -352,6 +352,6 @@ def rrelu_with_noise(
     if not training:
         return jnp.where(x <= 0, x * ((lower + upper) / 2), x), noise
     drawn = jax.random.uniform(key, x.shape, _drawn(x.dtype), minval=lower, maxval=upper)
-    slope_samples = drawn.astype(x.dtype)
-    slope_samples = jnp.where(x <= 0, slope_samples, as_scalar(1, x.dtype))
-    return x * slope_samples, slope_samples
+    factors = drawn.astype(x.dtype)
+    factors = jnp.where(x <= 0, factors, as_scalar(1, x.dtype))
+    return x * factors, factors

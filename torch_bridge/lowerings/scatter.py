@@ -214,8 +214,8 @@ def _write(
     if reduce is None:
         return write(x, where, src, "set")
     if x.dtype == bool:
-        base, part = x.astype(jnp.int32), src.astype(jnp.int32)
-        return _write(base, where, part, reduce, include_self, mode).astype(bool)
+        base, updates = x.astype(jnp.int32), src.astype(jnp.int32)
+        return _write(base, where, updates, reduce, include_self, mode).astype(bool)
     if not include_self:
         touched = jnp.zeros(x.shape, bool).at[where].set(True)
         x = jnp.where(touched, _identity(reduce, x.dtype), x)

@@ -47,11 +47,11 @@ def address_of(tensor: lazy_tensor.LazyTensor) -> int:
 def _address(storage: Storage) -> int:
     global _next
     with _lock:
-        found = _addresses.get(storage)
-        if found is None:
-            found = _addresses[storage] = _next
+        address = _addresses.get(storage)
+        if address is None:
+            address = _addresses[storage] = _next
             _next += -(-max(_size(storage), 1) // _ALIGNED) * _ALIGNED
-    return found
+    return address
 
 
 def _size(storage: Storage) -> int:
@@ -125,16 +125,16 @@ class MemoryHandle:
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(f"the memory of a tensor on the jax device has no {name!r}")
 
-        def refused(*_args: Any, **_kwargs: Any) -> NoReturn:
+        def method(*_args: Any, **_kwargs: Any) -> NoReturn:
             raise RuntimeError(refusal(f"{name}()"))
 
-        return refused
+        return method
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Refused, likewise."""
         raise RuntimeError(refusal("indexing"))
 
-    def __setitem__(self, place: Any, value: Any) -> Any:
+    def __setitem__(self, index: Any, value: Any) -> Any:
         """Refused, likewise."""
         raise RuntimeError(refusal("indexing"))
 

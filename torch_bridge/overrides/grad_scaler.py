@@ -58,10 +58,10 @@ def _first_use(theirs: Any) -> Any:
     return first_use
 
 
-def _from_before(number: float, dtype: torch.dtype) -> torch.Tensor:
+def _from_before(scalar: float, dtype: torch.dtype) -> torch.Tensor:
     """A number on the device that no recorded operation makes."""
     aval = Aval.contiguous((), dtype)
-    storage = Storage(Value(np.array(number, aval.physical)), aval)
+    storage = Storage(Value(np.array(scalar, aval.physical)), aval)
     return lazy_tensor.new_tensor(aval, storage, Chain.root(aval))
 
 

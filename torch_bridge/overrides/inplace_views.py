@@ -50,8 +50,8 @@ def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[
             return in_place(self, *args, **kwargs)
         turned = view(self, *args, **kwargs)
         # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
-        mine, other = self.__dict__, turned.__dict__
-        self.__dict__, turned.__dict__ = other, mine
+        fields, view_fields = self.__dict__, turned.__dict__
+        self.__dict__, turned.__dict__ = view_fields, fields
         swap_contents(self, turned)
         return self
 

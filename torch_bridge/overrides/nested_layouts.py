@@ -54,7 +54,7 @@ def register() -> list[torch.library.Library]:
     if jagged_class is not None:
         jagged_class.to = _moving(torch.Tensor.to)
     for name in _OPERATORS:
-        dispatch.SPECIAL[f"aten::{name}"] = functools.partial(_refused, name)
+        dispatch.SPECIAL[f"aten::{name}"] = functools.partial(_raise_for, name)
     dispatch.SPECIAL["aten::_nested_tensor_from_mask_left_aligned"] = _not_left_aligned
     library = torch.library.Library("aten", "IMPL")
     library.impl("_to_copy", lambda *_args, **_kwargs: refuse("Tensor.to"), _STRIDED)
@@ -106,7 +106,7 @@ def _moving(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _refused(name: str, _args: Any, _kwargs: Any) -> NoReturn:
+def _raise_for(name: str, _args: Any, _kwargs: Any) -> NoReturn:
     refuse(f"aten.{name}")
 
 

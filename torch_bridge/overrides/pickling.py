@@ -56,9 +56,9 @@ def _gathered(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     """The elements on the CPU; the same tensor as before while somebody holds that."""
     value = tensor._storage.value
     key = (id(value), tensor._chain)
-    known = _GATHERED.get(key)
-    if known is not None and known.dtype == tensor.dtype:
-        return known
+    cached = _GATHERED.get(key)
+    if cached is not None and cached.dtype == tensor.dtype:
+        return cached
     metrics.count("gathers")
     host = to_host(tensor)
     _VALUES[host] = value  # as long as the key lives, no other value can have this one's id
@@ -94,19 +94,19 @@ def _arrive(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
 
 def _set_storage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """`set_(storage, offset, size, stride)`, by which torch builds a tensor that it loads."""
-    target, storage, *place = args
+    target, storage, *view = args
     if not isinstance(storage, _Arriving):
         raise RuntimeError(
             f"a tensor on the {naming.current().type} device cannot take a torch storage as "
             "its memory; make a CPU "
             f"tensor of it and move that with {naming.moving()}"
         )
-    key = (target.dtype, str(place))
-    made: Any = storage.tensors.get(key)
-    if made is None:
-        host = torch.empty(0, dtype=target.dtype).set_(storage, *place)
-        made = storage.tensors[key] = host.to("jax")
-    lazy_tensor.adopt(target, made)
+    key = (target.dtype, str(view))
+    tensor: Any = storage.tensors.get(key)
+    if tensor is None:
+        host = torch.empty(0, dtype=target.dtype).set_(storage, *view)
+        tensor = storage.tensors[key] = host.to("jax")
+    lazy_tensor.adopt(target, tensor)
     return target
 
 

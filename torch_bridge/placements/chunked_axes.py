@@ -129,15 +129,15 @@ def chunk_ranges(extent: int, steps: Iterable[tuple[int, int, int]]) -> list[tup
     have = [(0, extent)] if extent else []
     for devices, at, factor in steps:
         total = sum(stop - start for start, stop in have)
-        parts = [chunk(0, total, factor, index) for index in range(factor)]
-        have = _select(have, [chunk(*part, devices, at) for part in parts])
+        ranges = [chunk(0, total, factor, index) for index in range(factor)]
+        have = _select(have, [chunk(*bounds, devices, at) for bounds in ranges])
     return have
 
 
-def chunk(start: int, stop: int, parts: int, at: int) -> tuple[int, int]:
-    """The chunk `at` of `parts` of an interval, by `torch.chunk`."""
-    step = -(-(stop - start) // parts)
-    return min(start + at * step, stop), min(start + (at + 1) * step, stop)
+def chunk(start: int, stop: int, chunks: int, index: int) -> tuple[int, int]:
+    """The chunk `index` of `chunks` of an interval, by `torch.chunk`."""
+    step = -(-(stop - start) // chunks)
+    return min(start + index * step, stop), min(start + (index + 1) * step, stop)
 
 
 def _select(have: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -53,7 +53,7 @@ class Filler:
         place: lays a tensor out; see `modules.shard_module`.
     """
 
-    place: modules.Place
+    place: modules.Placer
 
     def fill(self, x: Any, values: Mapping[str, Any]) -> Any:
         """Give an object other values.

@@ -114,11 +114,11 @@ class XLAShardedTensor(LayoutMethods):
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient; None for one that a compiled step left out, which is then cleared."""
-        found = step_gradients.raw_gradient(self)
-        if found is not None and step_gradients.is_dropped(found):
+        gradient = step_gradients.raw_gradient(self)
+        if gradient is not None and step_gradients.is_dropped(gradient):
             del self.grad
             return None
-        return found
+        return gradient
 
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
@@ -167,15 +167,15 @@ class XLAShardedTensor(LayoutMethods):
             args = (args[0].device, args[0].dtype, *args[1:])
         if [type(arg) for arg in args[-2:]] == [bool, bool]:  # non_blocking and copy, by position
             args, kwargs = args[:-1], {**kwargs, "copy": args[-1]}
-        options = {name: value for name, value in kwargs.items() if name != "copy"}
-        device, dtype, _, memory_format = parse_to(*args, **options)
+        parsed = {name: value for name, value in kwargs.items() if name != "copy"}
+        device, dtype, _, memory_format = parse_to(*args, **parsed)
         naming.check_index(device)
         plain: Any = super().to
         if device is not None and device.type not in naming.OURS:
             return plain(*args, **kwargs)
-        wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        return plain(dtype or self.dtype, **given)
+        options = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
+        changes = {name: value for name, value in options.items() if value is not None}
+        return plain(dtype or self.dtype, **changes)
 
     def backward(self, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
         """As `torch.Tensor.backward`; a gradient on another device is refused, which torch forgets.
@@ -299,7 +299,7 @@ class XLAShardedTensor(LayoutMethods):
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         """The DLPack device of the only buffer."""
-        return self._one_buffer().__dlpack_device__()
+        return self._single_buffer().__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
         """Export the buffer of a tensor that lies on one device.
@@ -309,9 +309,9 @@ class XLAShardedTensor(LayoutMethods):
         """
         if self.requires_grad:
             raise BufferError("a tensor that requires grad cannot be exported; use .detach()")
-        return self._one_buffer().__dlpack__(**options)
+        return self._single_buffer().__dlpack__(**options)
 
-    def _one_buffer(self) -> Any:
+    def _single_buffer(self) -> Any:
         value = lazy_tensor.read(self)
         array = input_placement.array_of(value)
         if len(array.sharding.device_set) > 1:
@@ -352,8 +352,8 @@ class XLAShardedTensor(LayoutMethods):
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
-        own, made = vars(self), vars(new)
-        made.update({name: copy.deepcopy(own[name], memo) for name in own if name not in made})
+        own, fields = vars(self), vars(new)
+        fields.update({name: copy.deepcopy(own[name], memo) for name in own if name not in fields})
         memo[id(self)] = new
         return new
 
@@ -362,8 +362,8 @@ class XLAShardedTensor(LayoutMethods):
         new = _over(self, self._storage)
         if isinstance(self, torch.nn.Parameter):
             return torch.nn.Parameter(new, self.requires_grad)
-        own, made = vars(self), vars(new)
-        made.update({name: own[name] for name in own if name not in made})
+        fields, new_fields = vars(self), vars(new)
+        new_fields.update({name: fields[name] for name in fields if name not in new_fields})
         return new.requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -322,7 +322,7 @@ class LayerStack:
         if raw_value(storage) is not value or isinstance(storage, OwnedStorage):
             return
         owned = OwnedValue(self.layout, self, index)
-        owned.memory = storage.number
+        owned.memory = storage.id
         _set_class(storage, OwnedStorage)
         _set_value(storage, owned)
         del self.moved_out[index]

@@ -142,7 +142,7 @@ def _taking(
             chain = mover.recipes(chosen) if any(chosen) else chain
         for recipe in chain:
             recipes.add(recipe)
-            entries.append((recipe.number, *inputs))
+            entries.append((recipe.id, *inputs))
             inputs = [slot]
             slot += recipe.count
         slots += range(slot - chain[-1].count, slot)

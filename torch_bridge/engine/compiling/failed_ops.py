@@ -131,7 +131,7 @@ def _searched(plan: CompileRequest, fails: Callable[[CompileRequest], bool]) -> 
     def first(count: int) -> bool:
         live = [slot for index in candidates[:count] for slot in slots[index]]
         request = dataclasses.replace(
-            plan, live=tuple(live), wanted=(-1,) * len(live), donated=(), blocks=()
+            plan, live=tuple(live), result_layouts=(-1,) * len(live), donated=(), blocks=()
         )
         return fails(request)
 

@@ -116,8 +116,8 @@ class Images:
             self._last(slot) if index in images.slots else self._env[slot]
             for index, slot in enumerate(slots)
         ]
-        got = images.run(arrays, scalars, None)
-        flat = list(got) if isinstance(got, list | tuple) else [got]
+        outputs = images.run(arrays, scalars, None)
+        flat = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
         metas = [*call.outs, *(call.ins[index] for index in call.written)]
         results: list[Any] = []
         for index, (value, meta) in enumerate(zip(flat, metas, strict=True)):

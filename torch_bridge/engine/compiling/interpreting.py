@@ -53,20 +53,20 @@ class Notes:
         ]
         return Notes([lines[slot] if slot < len(lines) else "" for slot in slots])
 
-    def all_named(self, env: Env, got: list[Any]) -> list[Any]:
+    def all_named(self, env: Env, results: list[Any]) -> list[Any]:
         """The next results of a program, those under their names that have any.
 
         Args:
             env: the values so far; it has those with channels last.
-            got: the results; None for one that `env` has.
+            results: the results; None for one that `env` has.
         """
-        for index, slot in enumerate(range(len(env), len(env) + len(got))):
+        for index, slot in enumerate(range(len(env), len(env) + len(results))):
             for name, shape in self.names.get(slot, {}).items():
                 if slot in env.last:
                     env.last[slot] = checkpoint_name(env.last[slot], name)
-                elif got[index] is not None:
-                    got[index] = _named(got[index], name, shape)
-        return got
+                elif results[index] is not None:
+                    results[index] = _named(results[index], name, shape)
+        return results
 
 
 def _named(value: jax.Array, name: str, shape: tuple[int, ...]) -> jax.Array:
@@ -116,16 +116,16 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
             floats = [scalars[taken + i] for i in range(recipe.lifted)]
             taken += recipe.lifted
             key = next(keys) if recipe.random else None
-            got: list[Any] = [None] * recipe.count
+            results: list[Any] = [None] * recipe.count
             if is_needed:
                 resting.wake(entry[1:])
                 if is_mapped:
                     env.let_differ(entry[1:])
-                got = entry_values.of(recipe, entry, floats, key)
+                results = entry_values.of(recipe, entry, floats, key)
             if notes.names:
-                got = notes.all_named(env, got)
-        env += got
-        entry_values.note(recipe, entry, len(got))
+                results = notes.all_named(env, results)
+        env += results
+        entry_values.note(recipe, entry, len(results))
     return env
 
 
@@ -155,12 +155,12 @@ class EntryValues:
             floats: the lifted floats that it takes.
             key: a PRNG key, if it draws.
         """
-        got = self._rewriter.rewrite(recipe, entry)
-        if got is None:
-            got = self._images.rewrite(recipe, entry, floats)
-        if got is None:
-            got = recipe.run([self._env[slot] for slot in entry[1:]], floats, key)
-        return list(got)
+        results = self._rewriter.rewrite(recipe, entry)
+        if results is None:
+            results = self._images.rewrite(recipe, entry, floats)
+        if results is None:
+            results = recipe.run([self._env[slot] for slot in entry[1:]], floats, key)
+        return list(results)
 
 
 def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
@@ -181,7 +181,7 @@ def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
 
 def entry_index(error: Exception) -> int | None:
     """The entry at which a program raised an error while it was traced; None of any other error."""
-    return getattr(error, _PLACE, None)
+    return getattr(error, _ENTRY_INDEX, None)
 
 
 @contextlib.contextmanager
@@ -190,8 +190,8 @@ def at_entry(index: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        setattr(error, _PLACE, index)  # of the outermost program, which is the last to say so
+        setattr(error, _ENTRY_INDEX, index)  # of the outermost program, which is the last to say so
         raise
 
 
-_PLACE = "_isoshard_place"
+_ENTRY_INDEX = "_isoshard_place"

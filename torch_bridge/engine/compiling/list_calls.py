@@ -54,8 +54,8 @@ def elements_of(call: Any) -> list[Element]:
     elements = []
     for index, out in enumerate(call.outs):
         leaves = [list_[index] for list_ in lists]
-        tensors = tuple([leaf.number for leaf in leaves if isinstance(leaf, Slot)])
-        lifts = tuple([floats + leaf.number for leaf in leaves if isinstance(leaf, Lift)])
+        tensors = tuple([leaf.index for leaf in leaves if isinstance(leaf, Slot)])
+        lifts = tuple([floats + leaf.index for leaf in leaves if isinstance(leaf, Lift)])
         metas = tuple([call.ins[tensor] for tensor in tensors])
         shown = tuple(
             [type(leaf) if isinstance(leaf, Slot | Lift) else repr(leaf) for leaf in leaves]
@@ -75,8 +75,8 @@ def call_of(call: BoundOp, elements: Sequence[int]) -> tuple[BoundOp, list[int]]
 
     def leaf(arg: Any) -> Any:
         if isinstance(arg, Slot):
-            return Slot(tensors.setdefault(arg.number, len(tensors)))
-        return Lift(lifts.setdefault(arg.number, len(lifts))) if isinstance(arg, Lift) else arg
+            return Slot(tensors.setdefault(arg.index, len(tensors)))
+        return Lift(lifts.setdefault(arg.index, len(lifts))) if isinstance(arg, Lift) else arg
 
     def some(arg: Any) -> Any:
         return [leaf(arg[element]) for element in elements] if _is_list(arg) else leaf(arg)

@@ -128,7 +128,7 @@ class _Products:
 
     def __init__(self, stacks: set[Any], slices: Iterable[Any]):
         """See the class."""
-        self._whole = stacks
+        self._stacks = stacks
         self._slice = {slice_: slice_ for slice_ in slices}
         self.multiplied: dict[Any, None] = {}
         self.inputs: set[Any] = set()
@@ -165,7 +165,7 @@ class _Products:
                 )
                 if not self.inputs.isdisjoint(read):
                     self.inputs.update(equation.outvars)
-            elif name == "dynamic_slice" and read and read[0] in self._whole:
+            elif name == "dynamic_slice" and read and read[0] in self._stacks:
                 self._slice[equation.outvars[0]] = equation.outvars[0]
 
 

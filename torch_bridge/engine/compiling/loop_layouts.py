@@ -37,7 +37,7 @@ def boundary_layouts(plan: CompileRequest) -> Borders | None:
         return None
     sharding = NamedSharding(mesh, PartitionSpec())
     inputs = [*map(_named, plan.placed), *[sharding] * (plan.lifted + plan.draws)]
-    results = [*map(_named, plan.wanted)]
+    results = [*map(_named, plan.result_layouts)]
     return lambda program: spread_shardings(program, mesh, inputs, results)
 
 

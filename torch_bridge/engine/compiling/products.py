@@ -70,7 +70,7 @@ def product(a: Matrix, b: Matrix, sums: Any = None) -> tuple[Any, Any]:
         a = a.merge()
     contract = a.axes(1), b.axes(0)
     axes = (contract, ((), ()))
-    got = dot_general(a.array, b.array, axes, preferred_element_type=sums)
-    if got.ndim == 2:
-        return got, None
-    return got.reshape(math.prod(got.shape[:-1]), got.shape[-1]), got
+    out = dot_general(a.array, b.array, axes, preferred_element_type=sums)
+    if out.ndim == 2:
+        return out, None
+    return out.reshape(math.prod(out.shape[:-1]), out.shape[-1]), out

@@ -127,7 +127,7 @@ def _difference(plan: Any, earlier: Any) -> str:
         return moved
     if plan.placed != earlier.placed:
         return "new sharding of an input"
-    if plan.wanted != earlier.wanted:
+    if plan.result_layouts != earlier.result_layouts:
         return "new sharding of a result"
     if plan.settings != earlier.settings:
         now, before = plan.settings, earlier.settings

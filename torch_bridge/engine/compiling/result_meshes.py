@@ -33,11 +33,11 @@ def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]
         plan: what was computed.
         layout_ids: the results' layouts under Auto axes, in the order of `plan.live`.
     """
-    if not are_restated({*plan.placed, *plan.wanted, *_marks(plan)}):
+    if not are_restated({*plan.placed, *plan.result_layouts, *_marks(plan)}):
         return [*layout_ids]
     behind = _meshes(plan)
     layouts = []
-    for slot, marked, layout_id in zip(plan.live, plan.wanted, layout_ids, strict=True):
+    for slot, marked, layout_id in zip(plan.live, plan.result_layouts, layout_ids, strict=True):
         meshes = [*_candidates(marked), *behind[slot]]
         for mesh, _ in sorted(
             meshes, key=lambda candidate: (not is_typed(candidate[0]), not candidate[1])
@@ -57,7 +57,7 @@ def are_restated(layout_ids: Collection[int]) -> bool:
 
 
 @cached(4096)
-def named_part(
+def coarser_sharding(
     layout: jax.sharding.Sharding, shape: tuple[int, ...], mesh: jax.sharding.Mesh
 ) -> jax.sharding.NamedSharding:
     """The finest layout over a mesh whose blocks hold those of another layout.
@@ -70,7 +70,7 @@ def named_part(
     >>> from isoshard import P, make_mesh
     >>> fine, coarse = make_mesh((2, 2, 2), ("a", "b", "c")), make_mesh((2, 4), ("x", "y"))
     >>> split = jax.sharding.NamedSharding(fine, P("a", "b"))  # "b" is a part of "y"
-    >>> named_part(split, (4, 8), coarse).spec
+    >>> coarser_sharding(split, (4, 8), coarse).spec
     P('x', None)
     """
     blocks = layout.devices_indices_map(shape)

@@ -117,9 +117,9 @@ class Rewriter:
         if chain.ops == (TURN,) and maker and maker[0].name == "aten::mm":
             return [product(self._matrix(maker[1][2]).turn(), self._matrix(maker[1][1]).turn())[0]]
         if chain.ops[0][0] == "reshape":
-            got = self._remade(chain.ops[0][1], slot)
-            if got is not None:
-                value = got[0]
+            out = self._remade(chain.ops[0][1], slot)
+            if out is not None:
+                value = out[0]
                 for op in chain.ops[1:]:
                     value = forward(op, value, chain.base)
                 return [value]
@@ -139,14 +139,14 @@ class Rewriter:
         """
         a, b = self._matrix(left), self._matrix(right)
         dtype = a.array.dtype
-        merged, apart = product(a, b, None if bias is None else wide_dtype(dtype))
-        if bias is not None and (apart is None or bias.ndim != 1):
+        merged, unmerged = product(a, b, None if bias is None else wide_dtype(dtype))
+        if bias is not None and (unmerged is None or bias.ndim != 1):
             return (merged + wide(bias)).astype(dtype)
-        if apart is None:
+        if unmerged is None:
             return merged
-        apart = apart if bias is None else (apart + wide(bias)).astype(dtype)
-        self._unmerged[len(self._makers)] = apart
-        return apart.reshape(merged.shape)
+        unmerged = unmerged if bias is None else (unmerged + wide(bias)).astype(dtype)
+        self._unmerged[len(self._makers)] = unmerged
+        return unmerged.reshape(merged.shape)
 
     def _sum_of_rows(self, call: Any, slot: int) -> list[Any] | None:
         """The gradient of a bias: one row, the sum of all that were merged into a matrix."""
@@ -198,9 +198,9 @@ class Rewriter:
         count = len(batch)
         axes = tuple(range(count))
         contract = ((count if a.turned else count + 1,), (count + 1 if b.turned else count,))
-        got = dot_general(a.array, b.array, (contract, (axes, axes)))
-        merged = got.reshape(math.prod(batch), *got.shape[count:])
-        self._unmerged[len(self._makers)] = got
+        out = dot_general(a.array, b.array, (contract, (axes, axes)))
+        merged = out.reshape(math.prod(batch), *out.shape[count:])
+        self._unmerged[len(self._makers)] = out
         return [merged]
 
     def _operand(self, slot: int) -> MatmulOperand:

@@ -132,7 +132,7 @@ def _compiled(
 ) -> tuple[program.Program, Arrangement]:
     _refuse(plan)
     with tracing(plan, arrays):
-        traced, kinds = traced_entries(plan, [*arrays, *_numbers(plan)])
+        traced, kinds = traced_entries(plan, [*arrays, *_split_extra_inputs(plan)])
         note_traced(plan, kinds)
         if plan.calls_host:
             raise NotRolled("it calls Python while it runs")
@@ -184,7 +184,7 @@ def _refuse(plan: CompileRequest) -> None:
         raise NotRolled("it has arrays on a mesh with Explicit axes, or on several meshes")
 
 
-def _numbers(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:
+def _split_extra_inputs(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:
     """Each lifted float and random word by itself."""
     floats, words = extra_inputs(plan)
     return [
@@ -200,7 +200,7 @@ def _labels(
 
     def label(index: int) -> tuple[Any, ...]:
         if index in replaced:
-            return ("replaced", plan.placed[index], plan.wanted[replaced[index]])
+            return ("replaced", plan.placed[index], plan.result_layouts[replaced[index]])
         return ("read" if index in read else "other", plan.placed[index])
 
     leaves = map(label, range(len(plan.leaves)))
@@ -223,7 +223,7 @@ def _families(
         results = None
         if stack.numbers and all(index in replaced for index in stack.numbers):
             results = tuple(replaced[index] for index in stack.numbers)
-            layouts |= {plan.wanted[index] for index in results}
+            layouts |= {plan.result_layouts[index] for index in results}
             if results not in stacked:
                 continue
         elif not all(index in read for index in stack.numbers):
@@ -271,8 +271,8 @@ def _arrangement(
             input_.stack_layout if isinstance(input_, EqualMemory) else plan.placed[input_]
             for input_ in inputs
         ),
-        wanted=tuple(
-            input_.stack_layout if isinstance(input_, EqualMemory) else plan.wanted[input_]
+        result_layouts=tuple(
+            input_.stack_layout if isinstance(input_, EqualMemory) else plan.result_layouts[input_]
             for input_ in results
         ),
         live=tuple(range(len(results))),
@@ -329,7 +329,7 @@ def _joined(
         return [
             _constrained(stacks[result.results or ()], result.stack_layout)
             if isinstance(result, EqualMemory)
-            else _constrained(single[result], plan.wanted[result])
+            else _constrained(single[result], plan.result_layouts[result])
             for result in arrangement.results
         ]
 
@@ -354,12 +354,12 @@ class _Taken:
     ):
         self._leaves = leaves
         self._floats, self._words = indices
-        self._whole: dict[tuple[int, ...], Any] = {}
+        self._stacks: dict[tuple[int, ...], Any] = {}
         self._single: dict[int, Any] = {}
         self._slices: dict[int, tuple[Any, int]] = {}
         for input_, value in zip(inputs, values, strict=True):
             if isinstance(input_, EqualMemory):
-                self._whole[input_.inputs] = value
+                self._stacks[input_.inputs] = value
                 self._slices.update((n, (value, row)) for row, n in enumerate(input_.inputs))
             else:
                 self._single[input_] = value
@@ -367,18 +367,18 @@ class _Taken:
     def of(self, stack: Stack) -> Any:
         """Values for some inputs of the traced plan."""
         indices = stack.numbers
-        if indices in self._whole and stack.stacked:
-            return self._whole[indices]
+        if indices in self._stacks and stack.stacked:
+            return self._stacks[indices]
         if not stack.stacked:
-            return self._one(indices[0])
+            return self._input(indices[0])
         floats = self._leaves + self._floats.shape[0]
         if indices[0] >= floats:
             return self._words[np.array(indices) - floats]
         if indices[0] >= self._leaves:
             return self._floats[np.array(indices) - self._leaves]
-        return jnp.stack([self._one(index) for index in indices])
+        return jnp.stack([self._input(index) for index in indices])
 
-    def _one(self, index: int) -> Any:
+    def _input(self, index: int) -> Any:
         if index in self._single:
             return self._single[index]
         if index in self._slices:

@@ -34,7 +34,7 @@ class TracedLists:
     def __init__(self, writer: TemplateWriter):
         """See the class."""
         self._writer = writer
-        self._found: dict[Any, _Lists | None] = {}
+        self._traced_calls: dict[Any, _Lists | None] = {}
 
     def write(
         self, recipe: int, call: Any, inputs: Sequence[TracedAtom]
@@ -50,16 +50,16 @@ class TracedLists:
             return None
         operands = [[inputs[read] for read in element.reads] for element in elements]
         kinds = [
-            (element.kind, tuple([known.aval for known in its]))
+            (element.kind, tuple([operand.aval for operand in its]))
             for element, its in zip(elements, operands, strict=True)
         ]
         first = {kind: index for index, kind in reversed([*enumerate(kinds)])}
         inside = {read for element in elements for read in element.reads}
         rest = [index for index in range(len(inputs)) if index not in inside]
         key = recipe, tuple(first), tuple([inputs[index].aval for index in rest])
-        if key not in self._found:
-            self._found[key] = self._traced(call, elements, first, rest, inputs)
-        traced = self._found[key]
+        if key not in self._traced_calls:
+            self._traced_calls[key] = self._traced(call, elements, first, rest, inputs)
+        traced = self._traced_calls[key]
         if traced is None:
             return None
         shared = self._writer.write(traced.shared, [inputs[index] for index in rest])
@@ -119,8 +119,8 @@ class TracedLists:
             for each in its
             for variable in _variables(each.invars)
         }
-        for kind, known in results.items():
-            variables = _variables([known.atom])
+        for kind, result in results.items():
+            variables = _variables([result.atom])
             if any(owner.get(var, kind) != kind for var in variables):
                 return None
             read.update(variables)

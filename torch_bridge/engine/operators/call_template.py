@@ -12,7 +12,7 @@ made in one pass, of interned avals and plain values.
 >>> key == flatten((torch.zeros(2, device="jax"), 1), {"alpha": 3})[0]
 True
 >>> flatten.template((tensors[0], 1), {"alpha": 3})
-((Slot(number=0), 1), {'alpha': 3}, 0)
+((Slot(index=0), 1), {'alpha': 3}, 0)
 
 Each lowering names the float arguments that are *lifted*: inputs of the program, not constants in
 it. Other floats stay in the key, and another value means another program; as text where equality
@@ -108,12 +108,12 @@ class CallTemplate:
             key.append((kind, repr(arg)))
         elif kind is list or kind is tuple:
             key.append((len(arg),))
-            for item in arg:
-                if type(item) is lazy_tensor._CLASS:
-                    tensors.append(item)
-                    key.append(item._aval)
+            for leaf in arg:
+                if type(leaf) is lazy_tensor._CLASS:
+                    tensors.append(leaf)
+                    key.append(leaf._aval)
                 else:
-                    self._static(item, lift, key, tensors, scalars)
+                    self._static(leaf, lift, key, tensors, scalars)
         elif isinstance(arg, torch.Tensor):
             tensor = import_tensor(self.func, arg)
             tensors.append(tensor)

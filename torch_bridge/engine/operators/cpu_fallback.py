@@ -45,13 +45,14 @@ def on_host(func: OpOverload) -> dispatch.Handler:
             layouts.append(leaf._storage.value.layout)
             return host
 
-        got = func(
+        outputs = func(
             *(map_leaves(down, arg) for arg in args),
             **{name: map_leaves(down, value) for name, value in kwargs.items() if name != "device"},
         )
         replicated = _replicated_on_mesh(layouts)
         return map_leaves(
-            lambda leaf: upload(leaf, replicated) if isinstance(leaf, torch.Tensor) else leaf, got
+            lambda leaf: upload(leaf, replicated) if isinstance(leaf, torch.Tensor) else leaf,
+            outputs,
         )
 
     return handler

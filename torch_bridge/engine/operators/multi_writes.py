@@ -58,10 +58,10 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
         if not fresh:
             return args[0]
         results = iter(values)
-        got = [
+        outputs = [
             None if out is None else lazy_tensor.fresh(out, next(results)) for out in signature.outs
         ]
-        return got[0] if len(got) == 1 else tuple(got)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def prepare(
         args: tuple[Any, ...],

@@ -55,11 +55,11 @@ def find(op: OpOverload) -> Callable[..., Any] | None:
     return handler
 
 
-def _returned(op: OpOverload, got: Any) -> Any:
+def _returned(op: OpOverload, outputs: Any) -> Any:
     """Results that a kernel left on the CPU, brought back to the device and counted."""
-    leaves, structure = pytree.tree_flatten(got)
+    leaves, structure = pytree.tree_flatten(outputs)
     if not any(_elsewhere(leaf) for leaf in leaves):
-        return got
+        return outputs
     metrics.count("fallbacks")
     metrics.count(f"fallbacks.{op.name()}")
     moved = [leaf.to("jax") if _elsewhere(leaf) else leaf for leaf in leaves]

@@ -77,10 +77,10 @@ class MemoryLog:
         return [
             storage
             for storage, first in self.storages.values()
-            if not self._is_mine(storage, first)
+            if not self._is_undisturbed(storage, first)
         ]
 
-    def _is_mine(self, storage: Storage, first: Value) -> bool:
+    def _is_undisturbed(self, storage: Storage, first: Value) -> bool:
         """Whether memory holds what the step found there, or what it wrote."""
         last = self._last.get(id(storage))
         return visible(storage) is (first if last is None else last())

@@ -100,8 +100,8 @@ class BoundOp:
         key: jax.Array | None = None,
     ) -> list[jax.Array | None]:
         """Compute the results, then the new values of written arguments, in physical dtypes."""
-        got = self.run(inputs, scalars, key)
-        flat = list(got) if isinstance(got, tuple | list) else [got]
+        outputs = self.run(inputs, scalars, key)
+        flat = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
         want = [*self.outs, *(self.ins[index] for index in self.written)]
         if len(flat) != len(want):
             raise TypeError(
@@ -156,8 +156,8 @@ def build_call(
             outs[0].dtype
         )  # torch's default dtype, where none is given
     dtype = _promotion(lowering, op, args, kwargs, metas)
-    met = [physical_dtype(meta.dtype) for meta in (*metas, *outs) if meta is not None]
-    wide = any(map(is_wide, met if dtype is None else (*met, dtype)))
+    dtypes = [physical_dtype(meta.dtype) for meta in (*metas, *outs) if meta is not None]
+    wide = any(map(is_wide, dtypes if dtype is None else (*dtypes, dtype)))
     run = _bind(lowering, op, args, kwargs, dtype, wide)
     images = _images(lowering, op, args, kwargs, dtype, wide)
     draws = _draws(lowering, op, args, kwargs)
@@ -197,7 +197,7 @@ def _written(
 ) -> tuple[int, ...]:
     named = dict(_named(op, args, kwargs))
     slots = _leaves([named.get(name) for name in lowering.writes])
-    return tuple(slot.number for slot in slots if isinstance(slot, Slot))
+    return tuple(slot.index for slot in slots if isinstance(slot, Slot))
 
 
 def _draws(
@@ -225,7 +225,7 @@ def _promotion(
             arg if isinstance(arg, list | tuple) and not isinstance(arg, Slot | Lift) else [arg]
         ):
             if isinstance(leaf, Slot):
-                operands.append(metas[leaf.number].tensor())
+                operands.append(metas[leaf.index].tensor())
             elif name not in _FACTORS and isinstance(leaf, Lift):
                 operands.append(1.0)
             elif name not in _FACTORS and isinstance(leaf, bool | int | float | complex):
@@ -284,8 +284,8 @@ def _bind(
     ) -> Any:
         def value_of(leaf: Any) -> Any:
             if isinstance(leaf, Slot):
-                return inputs[leaf.number]
-            return scalars[leaf.number].astype(lifted) if isinstance(leaf, Lift) else leaf
+                return inputs[leaf.index]
+            return scalars[leaf.index].astype(lifted) if isinstance(leaf, Lift) else leaf
 
         def lift(leaf: Any) -> Any:
             if not is_operand(leaf):
@@ -303,8 +303,8 @@ def _bind(
             }
             if lowering.random:
                 real.insert(0, key)
-            got = lowering.function(*real, **named)
-        return _drop_unwritten(got, lowering, op, args, kwargs)
+            outputs = lowering.function(*real, **named)
+        return _drop_unwritten(outputs, lowering, op, args, kwargs)
 
     return run
 
@@ -323,7 +323,7 @@ def _images(
     replaced = dataclasses.replace(lowering, function=variant.function)
     run = _bind(replaced, op, args, kwargs, dtype, wide)
     named = _named(op, args, kwargs)
-    slots = {arg.number for name, arg in named if name in variant.images}
+    slots = {arg.index for name, arg in named if name in variant.images}
     return ImagesOp(run, frozenset(slots), variant.results)
 
 
@@ -331,7 +331,7 @@ _NUMBERS = frozenset({"number", "Optional[number]", "Scalar", "Optional[Scalar]"
 
 
 def _drop_unwritten(
-    got: Any,
+    outputs: Any,
     lowering: registry.Lowering,
     op: OpOverload,
     args: tuple[Any, ...],
@@ -339,11 +339,11 @@ def _drop_unwritten(
 ) -> Any:
     """Leave out the new values of written arguments that were None in this call."""
     if not lowering.writes:
-        return got
+        return outputs
     named = dict(_named(op, args, kwargs))
     written = [named.get(name) for name in lowering.writes]
-    results = got[: len(got) - len(written)]
-    slots, fresh = _leaves(written), _leaves(list(got[len(results) :]))
+    results = outputs[: len(outputs) - len(written)]
+    slots, fresh = _leaves(written), _leaves(list(outputs[len(results) :]))
     new_values = [value for value, slot in zip(fresh, slots, strict=True) if isinstance(slot, Slot)]
     return (*results, *new_values)
 

@@ -67,11 +67,11 @@ def validate(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     if error is not None:
         message = _KERNEL_NAME.sub(f'"{name}"', str(error))  # not the name of its loop in C++
         if message.endswith("without overflow"):
-            message += f": {op}, {_numbers(op, args, kwargs)}"
+            message += f": {op}, {_number_arguments(op, args, kwargs)}"
         raise type(error)(message)
 
 
-def _numbers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _number_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     names = [argument.name for argument in schema_of(op).arguments]
     named = (*zip(names, args, strict=False), *kwargs.items())
     return ", ".join(f"{key}={arg}" for key, arg in named if type(arg) in (int, float, complex))

@@ -47,7 +47,7 @@ def find(
     if name in _PARAMETERS:
         parameter = _PARAMETERS[name]
         lift = named.get(parameter.argument)
-        return _parameter_check(parameter, lift.number) if isinstance(lift, Lift) else None
+        return _parameter_check(parameter, lift.index) if isinstance(lift, Lift) else None
     indices = tuple(_lift_indices([named.get(argument) for argument in _CONVERTED[name].arguments]))
     return _range_check(indices, _converted_to(name, named, metas)) if indices else None
 
@@ -104,7 +104,7 @@ def _range(named: dict[str, Any], model: Meta) -> Check | None:
     most = torch.finfo(dtype).max
 
     def check(scalars: Sequence[Any]) -> None:
-        ends = [present(scalars[e.number]) if isinstance(e, Lift) else e for e in (low, high)]
+        ends = [present(scalars[e.index]) if isinstance(e, Lift) else e for e in (low, high)]
         for argument, end in zip(("from", "to"), ends, strict=True):
             if not -most <= end <= most:
                 raise RuntimeError(f"{argument} is out of bounds for {dtype}, got {end:g}")
@@ -162,7 +162,7 @@ def _lift_indices(values: Any) -> list[int]:
     indices: list[int] = []
     for value in values:
         if isinstance(value, Lift):
-            indices.append(value.number)
+            indices.append(value.index)
         elif type(value) in (list, tuple):
             indices += _lift_indices(value)
     return indices

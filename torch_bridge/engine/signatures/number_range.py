@@ -46,7 +46,7 @@ def in_range(
     """
     kind = op.overloadpacket.__name__
     dtypes = {out.dtype for out in outs if out is not None} or {torch.bool}
-    check = _bound if kind in _BOUNDS else _number
+    check = _bound if kind in _BOUNDS else _checked_number
     fitted = functools.partial(check, op, kind, dtypes)
     names = [argument.name for argument in schema_of(op).arguments]
     return (
@@ -55,7 +55,9 @@ def in_range(
     )
 
 
-def _number(op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, value: Any) -> Any:
+def _checked_number(
+    op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, value: Any
+) -> Any:
     if type(value) is not int or not (kind in _FILLS or name in _FACTORS):
         return value
     for dtype in filter(_is_integer, dtypes):

@@ -90,7 +90,7 @@ class SubTrace(Recorder):
         self._values: list[Value] = []
         self._foreign: dict[int, int] = {}
         self._views: dict[tuple[int, Any], Value] = {}
-        self._given: dict[int, tuple[lazy_tensor.LazyTensor, Value]] = {}
+        self._input_values: dict[int, tuple[lazy_tensor.LazyTensor, Value]] = {}
         self._firsts: list[Value] = []
         self._mode = _Aliasing(self)
         self._mark: random_state.DrawnKeys | None = None
@@ -101,7 +101,7 @@ class SubTrace(Recorder):
         with logged_to(None):
             tensor = lazy_tensor.fresh(aval, self._leaf(*aval.token))
         self._touched.created[id(tensor._storage)] = -1
-        self._given[id(tensor)] = (tensor, tensor._storage.value)
+        self._input_values[id(tensor)] = (tensor, tensor._storage.value)
         tensor.requires_grad_(requires_grad)
         return tensor
 
@@ -152,7 +152,7 @@ class SubTrace(Recorder):
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation."""
-        entry = (recipe.number, *[self.slot(value) for value in inputs])
+        entry = (recipe.id, *[self.slot(value) for value in inputs])
         self.program.append(entry)
         self.recipes.add(recipe)
         self.scalars += scalars
@@ -181,7 +181,7 @@ class SubTrace(Recorder):
             if value.array is None:
                 materialize([value])
             array: Any = value.array
-            slot = self._meet(value, array.shape, array.dtype)
+            slot = self._add_foreign(value, array.shape, array.dtype)
             self.constants.append(value)
         return slot
 
@@ -201,7 +201,7 @@ class SubTrace(Recorder):
         """Make memory from before an input."""
         value = storage.value
         if value.tape is not self and id(value) not in self._foreign:
-            self._meet(value, *storage.aval.token)
+            self._add_foreign(value, *storage.aval.token)
             self.outside.append(storage)
             self._firsts.append(value)
 
@@ -236,7 +236,7 @@ class SubTrace(Recorder):
         """Inputs that the code wrote to."""
         return [
             tensor
-            for tensor, first in self._given.values()
+            for tensor, first in self._input_values.values()
             if not self._is_same(tensor._storage.value, first)
         ]
 
@@ -260,7 +260,7 @@ class SubTrace(Recorder):
         """Drop the values from before, which every program would keep alive."""
         self._values.clear()
         self._firsts.clear()
-        self._given.clear()
+        self._input_values.clear()
         self.constants = []
         self.outside = []
         self.aliases = []
@@ -314,7 +314,7 @@ class SubTrace(Recorder):
             slot = entry[1]
         return True
 
-    def _meet(self, value: Value, shape: Any, dtype: Any) -> int:
+    def _add_foreign(self, value: Value, shape: Any, dtype: Any) -> int:
         slot = self._foreign[id(value)] = self._leaf(shape, dtype).slot
         self._values.append(value)  # alive as long as its id is in use
         return slot
@@ -349,7 +349,7 @@ class _Aliasing(TorchFunctionMode):
     def __init__(self, subtrace: SubTrace):
         super().__init__()
         self._subtrace = subtrace
-        self._known: dict[int, Any] = {}
+        self._replacements: dict[int, Any] = {}
         self._begun = _sequence()
         self._carried: set[int] = set()
         self._what = ""
@@ -387,14 +387,14 @@ class _Aliasing(TorchFunctionMode):
             )
 
     def inside(self, tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
-        cached = self._known.get(id(tensor))
+        cached = self._replacements.get(id(tensor))
         if cached is not None:
             return cached
-        if self._is_made_inside(tensor):
+        if self._is_from_inside(tensor):
             return tensor
         stand_in = self._subtrace.stand_in
         if stand_in is not None and (replacement := stand_in(tensor)) is not None:
-            self._known[id(tensor)] = self._known[id(replacement)] = replacement
+            self._replacements[id(tensor)] = self._replacements[id(replacement)] = replacement
             return replacement
         if not tensor.requires_grad:
             self._subtrace.frozen.append(weakref.ref(tensor))
@@ -406,14 +406,14 @@ class _Aliasing(TorchFunctionMode):
             )
         alias: Any = tensor.detach().requires_grad_()
         self._subtrace.aliases.append((tensor, alias))
-        self._known[id(tensor)] = self._known[id(alias)] = alias
+        self._replacements[id(tensor)] = self._replacements[id(alias)] = alias
         return alias
 
     def forget(self) -> None:
         """Drop its references to tensors."""
-        self._known.clear()
+        self._replacements.clear()
 
-    def _is_made_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
+    def _is_from_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
         if tensor.grad_fn is None:
             memory: Any = getattr(tensor, "stacked", tensor)  # of pieces, which have it together
             return id(memory._storage) in self._subtrace.log.created

@@ -30,7 +30,7 @@ from isoshard.core.runtime.caches import PROGRAMS, Bounded
 
 from . import layout_numbers
 
-_KNOWN: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: common meshes")
+_REFINED: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: common meshes")
 
 
 def refine(layout_ids: Iterable[int]) -> dict[int, int]:
@@ -46,9 +46,9 @@ def refine(layout_ids: Iterable[int]) -> dict[int, int]:
         ShardingError: the meshes have no common refinement, such as (2, 3) and (3, 2).
     """
     key = frozenset(layout_ids)
-    finer = _KNOWN.get(key)
+    finer = _REFINED.get(key)
     if finer is None:
-        finer = _KNOWN[key] = _refine(key)
+        finer = _REFINED[key] = _refine(key)
     return finer
 
 

@@ -51,7 +51,7 @@ Layout = jax.sharding.Sharding | BlockLayout
 
 _LAYOUTS: list[Layout] = []
 _NAMED: list[Layout] = []
-_NUMBERS: dict[tuple[Layout, Layout], int] = {}
+_IDS: dict[tuple[Layout, Layout], int] = {}
 _GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
 _NUMBERING = threading.Lock()
@@ -66,9 +66,9 @@ def intern(layout: Layout) -> int:
 def _numbered(computed: Layout, named: Layout) -> int:
     """The number of a layout that programs have in one way, and users in another."""
     with _NUMBERING:
-        layout_id = _NUMBERS.get((computed, named))  # another thread may call at the same time
+        layout_id = _IDS.get((computed, named))  # another thread may call at the same time
         if layout_id is None:
-            layout_id = _NUMBERS[computed, named] = len(_LAYOUTS)
+            layout_id = _IDS[computed, named] = len(_LAYOUTS)
             _GROUPS.append(_assignment(named))
             _LAYOUTS.append(computed)
             _NAMED.append(stored(named))  # a reduced axis is one of copies

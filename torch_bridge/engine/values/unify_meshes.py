@@ -33,12 +33,12 @@ def unified(name: str, values: Sequence[Value]) -> list[Value]:
     groups = list(dict.fromkeys(layout_numbers.devices(layout_id) for layout_id in split))
     if len(groups) > 1:
         raise differently_numbered(name, groups)
-    home = [*split, *placed][0] if placed else layout_numbers.UNPLACED
+    target = [*split, *placed][0] if placed else layout_numbers.UNPLACED
     return [
         value
         if not _is_on_mesh(value.layout)
-        or layout_numbers.devices(value.layout) == layout_numbers.devices(home)
-        else _moved(value, layout_numbers.replicated_like(home))
+        or layout_numbers.devices(value.layout) == layout_numbers.devices(target)
+        else _moved(value, layout_numbers.replicated_like(target))
         for value in values
     ]
 

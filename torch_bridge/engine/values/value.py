@@ -50,7 +50,7 @@ class Aval:
     """
 
     __slots__ = ("__weakref__", "expanded", "meta", "physical", "root", "token")
-    _known: ClassVar[weakref.WeakValueDictionary[Any, Aval]] = weakref.WeakValueDictionary()
+    _interned: ClassVar[weakref.WeakValueDictionary[Any, Aval]] = weakref.WeakValueDictionary()
 
     def __init__(self, meta: Meta):
         """Use `Aval.of`, which interns."""
@@ -76,12 +76,12 @@ class Aval:
             TypeError: JAX cannot store its dtype.
             RuntimeError: it has more axes than JAX's arrays have.
         """
-        result = Aval._known.get(meta)
+        result = Aval._interned.get(meta)
         if result is None:
             with _INTERNING:
-                result = Aval._known.get(meta)
+                result = Aval._interned.get(meta)
                 if result is None:
-                    result = Aval._known[meta] = Aval(meta)
+                    result = Aval._interned[meta] = Aval(meta)
         return result
 
     @staticmethod
@@ -136,7 +136,7 @@ class Taken:
             if not self.tapes:
                 self.array = None
 
-    def holder(self) -> Value | Taken:
+    def value_or_self(self) -> Value | Taken:
         """The value, or if it is dead this object, which has the same attributes."""
         value = self.value()
         return self if value is None else value
@@ -284,17 +284,17 @@ class Storage:
         value: the current value.
         annotation: the `NamedSharding` that a user requested, or None.
         aval: size, memory order and dtype of the whole storage, seen as one tensor.
-        number: unlike that of any other storage.
+        id: unlike that of any other storage.
     """
 
-    __slots__ = ("__weakref__", "annotation", "aval", "number", "value")
+    __slots__ = ("__weakref__", "annotation", "aval", "id", "value")
     _count = itertools.count()
 
     def __init__(self, value: Value, aval: Aval):
         """A fresh storage of one tensor."""
         self.value = value
-        self.number = next(Storage._count)
-        value.memory = self.number
+        self.id = next(Storage._count)
+        value.memory = self.id
         self.annotation: jax.sharding.NamedSharding | None = None
         self.aval = aval
 
@@ -302,7 +302,7 @@ class Storage:
         """Replace the value; the layout of the memory is kept."""
         if value.layout == layout_numbers.UNPLACED:
             value.layout = self.value.layout
-        value.memory = self.number
+        value.memory = self.id
         self.value = value
 
     def moved(self, layout: int) -> Value:
@@ -325,7 +325,7 @@ class Storage:
             taken.shared = new.shared = True
         return new
 
-    def is_sole_holder(self) -> bool:
+    def is_sole_reference(self) -> bool:
         """Whether nothing else references the value, so that its memory may be overwritten.
 
         The storage gives it up for another value with the same array: if it dies, nobody else had
