@@ -16,6 +16,9 @@ WORDS = frozenset(
 )
 """Words for which JAX and PyTorch have a noun: `leaf` for `one`, `shard` for `piece`, .."""
 
+TORCH_ARGUMENTS = frozenset({"found_inf", "negative_slope"})
+"""Arguments of aten operators with such a word: a lowering takes them by torch's name."""
+
 PHRASES = re.compile(
     r"\b(?:is told|are told|lies on|lie on|lies whole|lie whole|stays whole|way out|speaks? of"
     r"|says no|nobody|laid out|lay(?:s|ing)? (?:it|them) out|not here|foretold|lies in blocks)\b"
@@ -54,7 +57,11 @@ def in_identifiers(tree: ast.AST) -> list[str]:
     >>> in_identifiers(ast.parse("for one in leaves:\\n    found = one"))
     ['line 1: one', 'line 2: found']
     """
-    return [f"line {line}: {name}" for name, line in identifiers(tree) if WORDS & {*split(name)}]
+    return [
+        f"line {line}: {name}"
+        for name, line in identifiers(tree)
+        if WORDS & {*split(name)} and name not in TORCH_ARGUMENTS
+    ]
 
 
 def messages(tree: ast.AST) -> Iterator[tuple[str, int]]:

@@ -1,10 +1,10 @@
-"""Activation checkpointing that XLA keeps: what is dropped in forward is computed again.
+"""Activation checkpointing that survives XLA: activations are dropped, and computed again.
 
 In one program, `torch.utils.checkpoint` alone saves no memory: the recomputation is the same
 operations on the same inputs, and XLA computes common subexpressions once. Here all that the
 recomputation reads, arguments, parameters and buffers, waits behind an optimization barrier for the
-gradient that it serves. A parameter that is split over devices is so gathered a second time, and
-not kept whole from forward to backward. XLA's compiler for CPUs drops barriers, so that there only
+gradient that it serves. So a parameter that is split over devices is gathered a second time, and
+not stored replicated from forward to backward. XLA's compiler for CPUs drops barriers, so that only
 loops over layers save memory (`scan_layers(.., checkpoint=True)`, `xs.compile(step,
 repeat="auto")`); so it is with `jax.checkpoint`.
 
@@ -108,7 +108,7 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _ModuleTensors:
-    """Parameters and buffers that a checkpointed function finds in a module in its first call.
+    """Parameters and buffers that a checkpointed function reads of a module in its first call.
 
     Args:
         owner: the module, or None.
@@ -143,7 +143,7 @@ class _ModuleTensors:
 
     @contextlib.contextmanager
     def replaced(self, others: Sequence[Any]) -> Iterator[None]:
-        """Context in which the module has others in the place of `tensors`, whatever it has now."""
+        """Context in which the module has others instead of `tensors`, whatever it has now."""
         of = {id(tensor): other for tensor, other in zip(self.tensors, others, strict=True)}
         before = [
             (table, name, table[name], of[id(tensor)])
@@ -177,7 +177,7 @@ class _After(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Copies of the tensors from number `first` on."""
+        """Copies of the tensors from index `first` on."""
         copies = [tensor.clone() for tensor in tensors]
         optimization_barrier_(copies)
         late = zip(copies, ctx.needs_input_grad[1:], strict=True)

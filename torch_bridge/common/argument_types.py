@@ -1,9 +1,9 @@
-"""Types of arguments of which nothing narrower than `Any` is true, each with the reason.
+"""Types of arguments that no type narrower than `Any` describes, each with the reason.
 
 >>> MeshLike is PyTree is Any
 True
 
-A parameter of a public function that takes anything says by one of these names what it takes.
+A parameter of a public function that takes anything declares by one of these names what it takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PyTree: TypeAlias = Any
 """A caller's tree of arrays and other things: of any container that JAX or torch knows."""
 
 Leaf: TypeAlias = Any
-"""One object of a caller's tree, of which a function asks what it is."""
+"""One object of a caller's tree, whose type a function examines."""
 
 ArrayLike: TypeAlias = Any
 """An array of JAX or NumPy, a tracer, or an array in blocks: they have no class in common."""

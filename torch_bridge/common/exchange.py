@@ -102,13 +102,13 @@ def share_with_cpu(array: jax.Array | UnevenArray) -> torch.Tensor:
     """An array on one CPU device as a plain CPU tensor over the same memory.
 
     Raises:
-        CopyError: it lies on several devices, on another one, or in blocks of unequal sizes.
+        CopyError: the array is on several devices, on another one, or in blocks of unequal sizes.
     """
     if not isinstance(array, jax.Array) or len(array.devices()) > 1 or not _is_on_cpu(array):
         raise CopyError(
-            f"an array of shape {tuple(array.shape)} that does not lie on one CPU device cannot "
-            "share memory with one CPU tensor; pass copy=None for a copy, or take "
-            'isoshard.local_shards(array, framework="torch"), which shares each device\'s part'
+            f"an array of shape {tuple(array.shape)} that is not on one CPU device cannot share "
+            "memory with one CPU tensor; pass copy=None for a copy, or take "
+            'isoshard.local_shards(array, framework="torch"), which shares each shard\'s memory'
         )
     return shard_to_torch(array, copy=False)
 

@@ -2,8 +2,8 @@
 
 torch takes the one device that lives outside its tree for the machine's accelerator as soon as it
 is registered. Then programs that never use it change: `DataLoader` pins memory, process groups and
-`DataParallel` look for backends. So until there is a tensor on the device, or somebody asked for it
-(`xs.xla_device()`), torch is told what it would be without isoshard.
+`DataParallel` look for backends. So until there is a tensor on the device, or `xs.xla_device()` was
+called, torch finds what it would find without isoshard.
 
 >>> x = torch.ones(2, device="jax")
 >>> torch.accelerator.current_accelerator(), torch.accelerator.device_count()
@@ -74,7 +74,7 @@ def without_ours() -> torch.device | None:
 
 
 def _accelerator_of_caller(*_: Any) -> torch.device | None:
-    """The accelerator; none where process groups ask, since no backend of theirs knows `jax`.
+    """The accelerator; none for process groups, none of whose backends supports `jax`.
 
     The ranks of the device meet in JAX.
     """
@@ -114,7 +114,7 @@ def _answering(
     ask_other: Callable[..., Any] | None,
     torchs: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """A function of C++, which itself answers for the `jax` device as soon as that is registered.
+    """Wrap a function of C++, which returns the `jax` device's value as soon as that is registered.
 
     Args:
         answer: for the `jax` device; None where torch's own answer is right.
@@ -137,7 +137,7 @@ def _answering(
 
 
 def _with_ours(torchs: Any, module: Any) -> Any:
-    """`torch.get_device_module`, which caches what it once said."""
+    """`torch.get_device_module`, which caches its first result."""
 
     @functools.wraps(torchs)
     def get_device_module(device: torch.device | str | None = None) -> Any:
@@ -149,7 +149,7 @@ def _with_ours(torchs: Any, module: Any) -> Any:
 def stats() -> dict[str, Any]:
     """Memory of the process's devices as torch's allocators nest it, in bytes.
 
-    As far as JAX tells: `torch_xla.core.xla_model.get_memory_info` says what the figures are.
+    As far as JAX reports it: see `torch_xla.core.xla_model.get_memory_info`.
     """
     info = get_memory_info()
     used = {"all": {"current": info["bytes_used"], "peak": info["peak_bytes_used"]}}
@@ -157,13 +157,13 @@ def stats() -> dict[str, Any]:
 
 
 def free_and_total() -> tuple[int, int]:
-    """Bytes that are free, and that there are."""
+    """Free and total bytes of memory."""
     info = get_memory_info()
     return info["bytes_limit"] - info["bytes_used"], info["bytes_limit"]
 
 
 def keep_peaks(*_: Any) -> None:
-    """Say that peaks cannot be reset: they are JAX's own, which keeps them for a process's life."""
+    """Warn that peaks cannot be reset: JAX keeps them for the life of a process."""
     warnings.warn(
         "JAX keeps the peak of memory for the life of the process: it is not reset", stacklevel=3
     )
@@ -175,7 +175,7 @@ def _capability(_: int) -> dict[str, Any]:
 
 def _check_index(index: int) -> None:
     if index not in (0, -1):
-        raise RuntimeError(f"there is one logical device, jax:0, and {index} was asked for")
+        raise RuntimeError(f"there is one logical device, jax:0, and index {index} was requested")
 
 
 def _exchanged(index: int) -> int:
@@ -191,7 +191,7 @@ def _exchange(module: Any, index: int) -> int:
 
 
 _ANSWERS: dict[str, Callable[..., Any] | None] = {
-    "emptyCache": lambda: None,  # JAX gives back what nobody holds
+    "emptyCache": lambda: None,  # JAX frees arrays without references
     "emptyHostCache": lambda: None,
     "exchangeDevice": _exchanged,
     "getDeviceCapability": _capability,
@@ -224,4 +224,4 @@ _OTHER_ANSWERS: dict[str, Callable[..., Any]] = {
     "setStream": lambda module, stream: module.set_stream(stream),
     "synchronizeDevice": lambda module, index: module.synchronize(index),
 }
-"""What is asked of another accelerator's module while no tensor is on the `jax` device."""
+"""Calls of another accelerator's module while no tensor is on the `jax` device."""

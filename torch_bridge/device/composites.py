@@ -1,8 +1,8 @@
 """Operators that torch composes of others, composed in another way on the `jax` device.
 
 `torch.linalg.pinv(x)` fills a float64 tensor with its tolerance, `matrix_rank` and the gradient of
-`renorm` do the like. While JAX holds no float64 these would be refused, though no user asked for
-one. So the `jax` device brings its own composition, in the dtype of the argument; autograd
+`renorm` do the like. Without `jax_enable_x64` these would raise, though no user asked for float64.
+So the `jax` device brings its own composition, in the dtype of the argument; autograd
 differentiates it as usual. Attention, which torch makes of twenty operators, is one here.
 
 >>> import torch

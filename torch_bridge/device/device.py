@@ -1,4 +1,4 @@
-"""The `jax` device: how torch comes to know it, and what torch asks of it.
+"""The `jax` device: its registration in torch, and its module `torch.jax`.
 
 torch has one device type for backends that live outside its tree, PrivateUse1; here it is renamed
 `jax`, so that `device="jax"`, `.to("jax")`, `torch.manual_seed` and `torch.autocast("jax")` find
@@ -52,13 +52,13 @@ _LIBRARIES: list[torch.library.Library] = []
 
 
 class DeviceModule:
-    """`torch.jax`: what torch asks a device type's module."""
+    """`torch.jax`: the functions that torch calls of a device type's module."""
 
     _initialized = True
 
     @staticmethod
     def device(index: Any = None) -> contextlib.AbstractContextManager[None]:
-        """A context that changes nothing for the one logical device; another is refused."""
+        """A context that changes nothing for the one logical device; another raises."""
         naming.check_index(f"jax:{index}" if isinstance(index, int) and index >= 0 else None)
         return contextlib.nullcontext()
 
@@ -99,12 +99,12 @@ class DeviceModule:
 
     @staticmethod
     def set_device(device: Any) -> None:
-        """Nothing for the one logical device; another is refused."""
+        """Does nothing for the one logical device; another raises."""
         naming.check_index(f"jax:{device}" if isinstance(device, int) else device)
 
     @staticmethod
     def empty_cache() -> None:
-        """Nothing: JAX gives back what nobody holds."""
+        """Does nothing: JAX frees arrays without references."""
 
     @staticmethod
     def memory_stats(device: Any = None) -> dict[str, int]:
@@ -113,17 +113,17 @@ class DeviceModule:
 
     @staticmethod
     def memory_allocated(device: Any = None) -> int:
-        """Bytes that arrays hold."""
+        """Bytes of live arrays."""
         return get_memory_info()["bytes_used"]
 
     @staticmethod
     def max_memory_allocated(device: Any = None) -> int:
-        """The most bytes that were held since the process began."""
+        """The most bytes of live arrays since the process began."""
         return get_memory_info()["peak_bytes_used"]
 
     @staticmethod
     def mem_get_info(device: Any = None) -> tuple[int, int]:
-        """Bytes that are free, and that there are."""
+        """Free and total bytes of memory."""
         return accelerator.free_and_total()
 
     @staticmethod
@@ -172,7 +172,7 @@ class DeviceModule:
 
 
 def register() -> None:
-    """Make torch know the device. Runs once, when the torch bridge is first used.
+    """Register the device with torch, once, when the torch bridge is first used.
 
     Raises:
         RuntimeError: another package has already renamed torch's PrivateUse1 device.
@@ -182,8 +182,9 @@ def register() -> None:
     name = device_slot.device_name()
     if name not in ("privateuseone", "jax"):
         raise RuntimeError(
-            f"torch's one slot for outside devices is already taken by {name!r}; isoshard's `jax` "
-            "device needs a process of its own. Import isoshard.torch_bridge without that package."
+            f"torch's slot for devices outside its tree is already taken by {name!r}; isoshard's "
+            "`jax` device needs a process without it. Do not import that package together with "
+            "isoshard.torch_bridge."
         )
     try:
         device_slot.set_up_device("jax", DeviceModule)
@@ -216,7 +217,7 @@ def register() -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Let torch know the name of the device, and raise where a tensor is made there.
+    """Register the name of the device only: creating a tensor there raises.
 
     Args:
         reason: the message.
@@ -280,7 +281,7 @@ def add_kernels(key: str) -> None:
 
 
 def _join_lists() -> None:
-    """Put our class and device on the lists of those that torch treats as its own."""
+    """Add our class and device to torch's lists for foreach operations."""
     for foreach_types in (device_slot.OPTIMIZED_TYPES, device_slot.CLIPPED_TYPES):
         foreach_types.append(
             lazy_tensor._CLASS
@@ -290,7 +291,7 @@ def _join_lists() -> None:
 
 
 def _join_traced_types() -> None:
-    """Let `make_fx`, and with it `torch.func.linearize`, take our tensors for no constants."""
+    """Let `make_fx`, and so `torch.func.linearize`, trace our tensors: else they are constants."""
     TRACED_TYPES.wrap(lambda types: (*types, lazy_tensor._CLASS))
 
 

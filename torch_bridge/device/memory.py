@@ -1,4 +1,4 @@
-"""How much memory the devices use, as far as JAX and the system say."""
+"""Memory in use on the devices, as JAX and the operating system report it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MemoryInfo(TypedDict):
 
 
 def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
-    """The memory that is used and that there is.
+    """Used and total memory of a device.
 
     On accelerators this is JAX's own account. The CPU keeps none: there `bytes_used` are the arrays
     that JAX holds at the moment (not what a running program needs), `bytes_limit` is the memory of

@@ -23,13 +23,13 @@ _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.Conv
 
 
 def other_axes(module: torch.nn.Module) -> dict[str, str]:
-    """Find weights that would be wrong as the kernel of a Linear or Conv.
+    """Weights that would be wrong as the kernel of a Linear or Conv.
 
     Args:
         module: with its children.
 
     Returns:
-        By the name of the weight, what it is, and the rule that takes it.
+        By the name of the weight, what it is, and the rule that maps it.
     """
     reasons = {}
     for path, child in module.named_modules():

@@ -1,8 +1,8 @@
 """Functions that torch composes of others in Python, with the handlers of those others in force.
 
-`torch.nn.functional.relu` begins by asking for `__torch_function__`, and is then called anew with
-all of that switched off, so a handler for a function inside it would not be seen. Here it runs as
-if nobody overrode it, and what it calls is asked again.
+`torch.nn.functional.relu` begins with a check for `__torch_function__`, and is then called anew
+with all of that switched off, so a handler for a function inside it would not be called. Here it
+runs as if nothing overrode it, and the functions that it calls are checked again.
 
 >>> from torch.overrides import handle_torch_function, has_torch_function
 >>> def double(x):                                        # as torch.overrides asks for
@@ -34,7 +34,7 @@ _CHECKS = (
 
 
 class _UnwrappedGlobals(dict):
-    """Globals in which nobody overrides anything, and everything else is as it is now."""
+    """Globals in which nothing is overridden, and everything else is as it is now."""
 
     def __init__(self, live: dict[str, Any]) -> None:
         super().__init__(
@@ -52,14 +52,14 @@ def _has_no_override(*_: Any) -> bool:
 
 @cached(1024)
 def without_override_check(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function below its question for overrides.
+    """The function below its check for overrides.
 
     Args:
-        function: as `__torch_function__` is given it.
+        function: as `__torch_function__` gets it.
 
     Returns:
-        For a Python function that asks by a global name of `torch.overrides`, one that does not
-        ask and whose calls are looked at again. For any other, the function itself with overrides
+        For a Python function that checks by a global name of `torch.overrides`, one that does not
+        check and whose calls are checked again. For any other, the function itself with overrides
         switched off.
     """
     if isinstance(function, types.FunctionType) and _checks_overrides(function):
@@ -84,7 +84,7 @@ _THREAD = _Unwrapping()
 
 
 def _call_unwrapped(function: Any, rebuilt: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Look into a function, but not again inside it: some methods call C++ under their own name."""
+    """Unwrap a function, but not again inside it: some methods call C++ under their own name."""
     if function in _THREAD.running:
         return _call_plain(function, *args, **kwargs)
     _THREAD.running.add(function)

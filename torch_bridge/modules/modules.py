@@ -1,4 +1,4 @@
-"""Modules: parameters and buffers by name, laid out all or not at all."""
+"""Modules: parameters and buffers by name, sharded all or not at all."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def named_arrays(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer under the name that a plan knows; see `ByLayer`."""
+    """Every parameter and buffer under the name that plans match; see `ByLayer`."""
     return ByLayer(module).tensors
 
 
 def layout(
     module: torch.nn.Module, mesh: Mesh, spec: Any, name: str | None = None, *, warn: bool = False
 ) -> dict[str, NamedSharding]:
-    """Where every parameter and buffer of a module goes.
+    """The sharding of every parameter and buffer of a module.
 
     Args:
         module: on any device.
         mesh: the mesh.
         spec: a Plan, a dictionary of specs by name, or one spec for all.
         name: of the module, put before the names of its tensors in messages.
-        warn: whether rules that decide nothing are told.
+        warn: whether to warn of rules that decide nothing.
 
     Returns:
         A sharding for each name.
@@ -66,7 +66,7 @@ def _decided(
     name: str | None,
     warn: bool,
 ) -> dict[str, NamedSharding]:
-    """What a spec says of named tensors."""
+    """The shardings of named tensors by a spec."""
     if isinstance(spec, Plan):
         resolved = resolve_leaves(spec, [_leaf(*entry) for entry in named.items()], mesh)
         if warn:
@@ -110,9 +110,9 @@ def shard_module(
     copy: bool | None = None,
     name: str | None = None,
 ) -> torch.nn.Module:
-    """Lay every parameter and buffer out on the mesh; on an error nothing is changed.
+    """Shard every parameter and buffer of a module; on an error nothing is changed.
 
-    Four steps: the tensors by name, a layout for each, each in its layout, and each in its place.
+    Four steps: the tensors by name, a sharding for each, each sharded so, and each put back.
 
     Args:
         module: changed in place.
@@ -123,7 +123,7 @@ def shard_module(
         name: of the module, for messages.
 
     Returns:
-        `module`. Its parameters stay the same objects, see
+        `module`. Its parameters remain the same objects, see
         `isoshard.torch_bridge.overrides.swap_parameters`.
     """
     named = list(tensors(module))

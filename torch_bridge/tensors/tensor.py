@@ -343,17 +343,18 @@ class XLAShardedTensor(LayoutMethods):
             return new
         memories: Any = memo.setdefault("jax", {})  # type: ignore[call-overload]
         if self._storage not in memories:
-            whole: Any = self._storage.aval
-            whole = lazy_tensor.new_tensor(whole, self._storage, lazy_tensor.Chain.root(whole))
-            copied: Any = whole.clone()
+            aval: Any = self._storage.aval
+            chain = lazy_tensor.Chain.root(aval)
+            copied: Any = lazy_tensor.new_tensor(aval, self._storage, chain).clone()
             memories[self._storage] = copied._storage
         new = _over(self, memories[self._storage])
         marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
-        own, fields = vars(self), vars(new)
-        fields.update({name: copy.deepcopy(own[name], memo) for name in own if name not in fields})
+        fields, new_fields = vars(self), vars(new)
+        missing = [name for name in fields if name not in new_fields]
+        new_fields.update({name: copy.deepcopy(fields[name], memo) for name in missing})
         memo[id(self)] = new
         return new
 

@@ -389,7 +389,7 @@ def _with_other_references(
 ) -> set[int]:
     """Which of these storages have values with other references.
 
-    Each gets a new value with the same array, as in `Storage.is_sole_holder`: an old value that
+    Each gets a new value with the same array, as in `Storage.is_sole_reference`: an old value that
     dies had no other reference.
 
     Args:

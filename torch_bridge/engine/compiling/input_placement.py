@@ -150,8 +150,8 @@ def _common_layout(values: Sequence[Value | Taken]) -> int | None:
         have, want = layout_numbers.devices(layout_id), layout_numbers.devices(best)
         if len(have) > 1 and have != want:
             raise ShardingError(
-                "one program cannot use meshes that number the devices differently: one tensor is "
-                f"laid out over devices {[d.id for d in want]}, another over "
+                "one program cannot use meshes that order the devices differently: one tensor is "
+                f"sharded over devices {[d.id for d in want]}, another over "
                 f"{[d.id for d in have]}; mark both with the same mesh, or move one with "
                 "isoshard.reshard(tensor, mesh, spec)"
             )

@@ -47,7 +47,7 @@ def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> Sha
     """The error for operands on several meshes."""
     orders = " and ".join(str([device.id for device in group]) for group in groups)
     return ShardingError(
-        f"{name} has operands on meshes that number the devices differently: {orders}. Mark both "
+        f"{name} has operands on meshes that order the devices differently: {orders}. Mark both "
         "with the same mesh, or move one with isoshard.reshard(tensor, mesh, spec)."
     )
 
