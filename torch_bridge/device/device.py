@@ -33,6 +33,7 @@ from isoshard.torch_bridge.engine.values.value import Aval
 from ..common import naming
 from ..execution.runtime import sync
 from ..overrides import (
+    addresses,
     as_tensor,
     autocast,
     grad_scaler,
@@ -41,7 +42,6 @@ from ..overrides import (
     loaded_state,
     nested_layouts,
     pickling,
-    storages,
     swap_parameters,
 )
 from . import accelerator, composites
@@ -204,7 +204,7 @@ def register() -> None:
         as_tensor.register,
         swap_parameters.register,
         pickling.register,
-        storages.register,
+        addresses.register,
         grad_scaler.register,
         gradients_of_leaves.register,
         loaded_state.register,

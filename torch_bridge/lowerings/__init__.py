@@ -17,7 +17,6 @@ _FAMILIES = (
     "bessel",
     "polynomial",
     "arithmetic",
-    "compare",
     "reduce",
     "order",
     "histogram",

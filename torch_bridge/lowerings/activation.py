@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .argument_forms import wide
-from .numerics import widely
+from .argument_forms import wide, widely
 from .registry import lower
 from .vjp import by_vjp
 

@@ -1,4 +1,4 @@
-"""Functions of several arrays, element by element: arithmetic, bits, logic, choice.
+"""Functions of several arrays, element by element: arithmetic, bits, comparisons, choice.
 
 >>> from isoshard.torch_bridge.lowerings import registry
 >>> floor_divide = registry.find(torch.ops.aten.floor_divide.default).function
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from . import incomplete_gamma
-from .argument_forms import as_scalar, cast, wide
+from .argument_forms import as_scalar, cast, wide, widely
 from .log_sum import log_add_exp
 from .memory_order import lower_cloned, lower_contiguous, lower_elementwise
-from .numerics import widely
 from .registry import lower
 
 
@@ -316,3 +315,18 @@ def fill(x: jax.Array, value: jax.Array | complex) -> jax.Array:
 
 def _integer(x: jax.Array) -> bool:
     return not jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+_COMPARISONS = {
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+}
+
+for _name, _function in _COMPARISONS.items():
+    lower(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar", promote="inputs", lift=("other",))(
+        _function
+    )

@@ -16,9 +16,8 @@ from isoshard.core.nn.convolution import on_channel_axis
 from isoshard.core.nn.normalization import affine, statistics
 from isoshard.core.nn.precision import averaged
 
-from .argument_forms import lengths, wide
+from .argument_forms import lengths, wide, wide_all
 from .memory_order import format_of
-from .numerics import wide_all
 from .program_partition import partition
 from .registry import lower
 

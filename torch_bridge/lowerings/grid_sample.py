@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from isoshard.core.nn.resizing import cubic_weights
 
-from .numerics import wide_all
+from .argument_forms import wide_all
 from .registry import lower
 from .vjp import pull_back
 

@@ -14,10 +14,19 @@ Traceback (most recent call last):
 ...
 RuntimeError: the memory of a tensor on the jax device belongs to JAX, and tolist() would read \
 or change it; use isoshard.to_jax(tensor), or tensor.cpu() for a CPU tensor with a torch storage
+
+Creating a torch storage on the device raises too: torch would call the device's allocator in C++,
+and the process would end.
+
+>>> torch.UntypedStorage(4, device="jax")  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+...
+RuntimeError: the memory of a tensor on the jax device belongs to JAX, and UntypedStorage(..) ...
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import Any, NoReturn
@@ -146,3 +155,17 @@ def refusal(what: str) -> str:
         f"{what} would read or change "
         "it; use isoshard.to_jax(tensor), or tensor.cpu() for a CPU tensor with a torch storage"
     )
+
+
+def register() -> None:
+    """Let `torch.UntypedStorage`, which every way to make a storage ends in, refuse the device."""
+    theirs = torch.UntypedStorage.__new__
+
+    @functools.wraps(theirs)
+    def new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type in naming.OURS:
+            raise RuntimeError(refusal(f"{cls.__name__}(..)"))
+        return theirs(cls, *args, **kwargs)
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from isoshard.core.layout.offload import is_on_host, to_device_after
 from isoshard.core.runtime.shard_map_axes import checked_axes
 from isoshard.core.traced import source_lines
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.lowerings.cse import shared_program
 
 from .image_layout import Env, Images
-from .offloaded_inputs import OffloadedInputs
 from .rewrites import Rewriter
 
 
@@ -127,6 +127,44 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
         env += results
         entry_values.note(recipe, entry, len(results))
     return env
+
+
+class OffloadedInputs:
+    """Inputs in the memory of the host, copied to the devices where they are first used.
+
+    An optimizer's state is used once, after the backward pass. It is copied when the operation
+    before that one has been computed, so it takes no memory of the devices while activations do.
+
+    Args:
+        env: the values of the program's slots; the copies replace those on the host.
+    """
+
+    def __init__(self, env: list[Any]):
+        """See the class."""
+        self._env = env
+        self._slots: set[int] = set()
+
+    def note(self, slot: int) -> None:
+        """An input has its value."""
+        if is_on_host(self._env[slot]):
+            self._slots.add(slot)
+
+    def wake(self, operands: Sequence[int]) -> None:
+        """Copy what an operation is about to use, once its other operands are computed."""
+        if not self._slots:
+            return
+        offloaded = [slot for slot in dict.fromkeys(operands) if slot in self._slots]
+        if not offloaded:
+            return
+        env = self._env
+        others = [env[slot] for slot in dict.fromkeys(operands) if slot not in self._slots]
+        last = next((x for x in reversed(env) if x is not None and not is_on_host(x)), None)
+        before = others if last is None else [*others, last]
+        for slot, value in zip(
+            offloaded, to_device_after([env[s] for s in offloaded], before), strict=True
+        ):
+            env[slot] = value
+        self._slots.difference_update(offloaded)
 
 
 class EntryValues:
