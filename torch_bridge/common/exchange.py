@@ -23,9 +23,6 @@ _NATIVE = frozenset("?bBhHiIlLqQefdFD")
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A CPU tensor's memory as an array of the same dtype, without a copy.
 
-    Args:
-        tensor: any strided CPU tensor that requires no gradient.
-
     Returns:
         An array with the same shape and strides.
 

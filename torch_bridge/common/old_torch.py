@@ -25,9 +25,6 @@ def has_device() -> bool:
 def refuse(what: str) -> NoReturn:
     """Raise for what needs a newer torch.
 
-    Args:
-        what: the name that was used.
-
     Raises:
         ImportError: always.
 

@@ -217,11 +217,7 @@ def register() -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Register the name of the device only: creating a tensor there raises.
-
-    Args:
-        reason: the message.
-    """
+    """Register the name of the device only: creating a tensor there raises."""
     torch.utils.rename_privateuse1_backend("jax")
     device_slot.set_device_module("jax", DeviceModule)
     accelerator.register(DeviceModule)

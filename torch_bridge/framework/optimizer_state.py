@@ -72,9 +72,6 @@ def shard_state(
         mesh: the mesh.
         plan: a `Plan` with `memory`, or with rules that match slots; others are for parameters.
 
-    Returns:
-        The optimizer.
-
     Raises:
         ShardingError: a parameter is on no mesh, or the devices have no such memory; at a step, a
             slot with a memory rule is on no mesh.

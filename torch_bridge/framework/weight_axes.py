@@ -25,9 +25,6 @@ _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.Conv
 def other_axes(module: torch.nn.Module) -> dict[str, str]:
     """Weights that would be wrong as the kernel of a Linear or Conv.
 
-    Args:
-        module: with its children.
-
     Returns:
         By the name of the weight, what it is, and the rule that maps it.
     """

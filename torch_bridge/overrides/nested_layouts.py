@@ -27,9 +27,6 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 def refuse(what: str) -> NoReturn:
     """Say that there are no nested tensors, and what there is.
 
-    Args:
-        what: the function that would make one.
-
     Raises:
         NotImplementedError: always.
     """

@@ -81,13 +81,6 @@ def block_sizes(
 ) -> tuple[int, ...] | None:
     """The valid sizes of the blocks along one tensor axis.
 
-    Args:
-        dim: the tensor axis.
-        extent: its elements.
-        order: the mesh axes that split it, outermost first.
-        placements: one per mesh axis.
-        mesh: the mesh.
-
     Returns:
         One size per block, in the order of the spec; None if the axis divides.
 
@@ -122,9 +115,6 @@ def chunk_ranges(extent: int, steps: Iterable[tuple[int, int, int]]) -> list[tup
         extent: elements of the axis.
         steps: per mesh axis that splits it, from the left: devices, the device's index, and the
             number of parts of which each is split.
-
-    Returns:
-        Start and stop of each interval.
     """
     have = [(0, extent)] if extent else []
     for devices, at, factor in steps:

@@ -111,12 +111,6 @@ def rank_mesh_of(mesh: Mesh) -> Any:
     It is that of `device_mesh_of`, but where the only process is the only rank: there it is of the
     type of that device, as DTensors have no local tensor on one of `"xla"`.
 
-    Args:
-        mesh: with one device of each process.
-
-    Returns:
-        The mesh.
-
     Raises:
         DeviceError: torch's process group is not there, or is of other devices.
     """

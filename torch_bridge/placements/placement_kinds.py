@@ -20,10 +20,6 @@ from isoshard.torch_bridge.common.argument_types import PlacementLike
 def kind_of(axis: int, placement: PlacementLike) -> str:
     """Tell what a placement is.
 
-    Args:
-        axis: the mesh axis, for messages.
-        placement: of any kind.
-
     Returns:
         `"Shard"`, `"_StridedShard"`, `"Replicate"`, or `"Partial"` for that and all made from it.
 
@@ -46,9 +42,6 @@ def kind_of(axis: int, placement: PlacementLike) -> str:
 
 def reduction_of(placements: Mapping[str, PlacementLike]) -> str:
     """The reduction of partial placements: "sum", or from JAX 0.12 on "max" or "min".
-
-    Args:
-        placements: the partial ones, by mesh axis.
 
     Raises:
         UnrepresentableError: JAX has none of the kind, or the axes have several.
@@ -85,9 +78,6 @@ def split_axes(placements: Sequence[Any], ndim: int) -> list[list[int]]:
         placements: one per mesh axis.
         ndim: rank of the tensor.
 
-    Returns:
-        A list of mesh axes per tensor axis.
-
     Raises:
         IndexError: a placement names an axis that the tensor does not have.
         SpecError: as `kind_of`.
@@ -114,9 +104,6 @@ def orders_of(
         placements: one per mesh axis.
         ndim: rank of the tensor.
         mesh_shape: devices along each mesh axis; needed if there are split factors.
-
-    Returns:
-        A list of mesh axes per tensor axis.
 
     Raises:
         UnrepresentableError: a split factor is that of no order.

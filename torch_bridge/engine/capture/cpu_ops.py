@@ -478,13 +478,7 @@ class CpuOps(TorchDispatchMode):
     def operand(
         self, value: Any, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Let each replay upload an operand from the CPU.
-
-        Args:
-            value: its value on the device.
-            tensor: the tensor on the CPU.
-            change: applied to it before the upload.
-        """
+        """Let each replay upload an operand from the CPU."""
         if id(tensor) in self._constants:
             return
         index = len(self.ops)

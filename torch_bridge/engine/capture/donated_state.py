@@ -357,11 +357,7 @@ class StackedState:
         return [self.storages[index] for index in indices]
 
     def array(self, settle: Callable[[int, Value], None]) -> jax.Array:
-        """The stack, including layers that were written since.
-
-        Args:
-            settle: computes a value, and brings it to a layout.
-        """
+        """The stack, including layers that were written since."""
         stack = self._stack
         if stack is None or stack.moved_out:
             stack = self._stack = self._gather(settle)

@@ -75,16 +75,7 @@ _NOTING = threading.Lock()
 def with_dynamic_indices(
     plan: CompileRequest, lean: CompileRequest, scalars: Sequence[Any]
 ) -> tuple[CompileRequest, Sequence[Any]]:
-    """A plan whose moving places are inputs, if there are any.
-
-    Args:
-        plan: as it was recorded, with layouts for its inputs.
-        lean: the same without entries of no use.
-        scalars: its lifted floats.
-
-    Returns:
-        The plan, and its lifted floats with the places.
-    """
+    """A plan whose moving places are inputs, if there are any."""
     movers = _movers(lean)
     if not movers:
         return plan, scalars

@@ -81,12 +81,7 @@ class TemplateWriter:
     def traced(
         self, function: Callable[..., Sequence[Any]], inputs: Sequence[TracedAtom]
     ) -> EquationTemplate:
-        """Trace a template.
-
-        Args:
-            function: gives a list.
-            inputs: values like those that it will be written with.
-        """
+        """Trace a template."""
         program = inlined(
             jax.make_jaxpr(function)(*[self._struct(input_.aval) for input_ in inputs])
         )

@@ -185,14 +185,7 @@ class EntryValues:
         self.note = self._rewriter.note
 
     def of(self, recipe: Recipe, entry: Sequence[int], floats: Sequence[Any], key: Any) -> Any:
-        """The values of the next slots; None for one that `env` has with channels last.
-
-        Args:
-            recipe: of the entry.
-            entry: the number of the recipe, and the slots it reads.
-            floats: the lifted floats that it takes.
-            key: a PRNG key, if it draws.
-        """
+        """The values of the next slots; None for one that `env` has with channels last."""
         results = self._rewriter.rewrite(recipe, entry)
         if results is None:
             results = self._images.rewrite(recipe, entry, floats)

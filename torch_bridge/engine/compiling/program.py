@@ -163,10 +163,6 @@ def execute(tape: Tape, only: Value | None = None) -> None:
     error is raised and the tape is kept: values are then computed one at a time, when they are
     asked for.
 
-    Args:
-        tape: recorded operations.
-        only: the one value wanted from a tape that failed before.
-
     Raises:
         CaptureError: a step is being captured on this tape.
         RuntimeError: a region of the script allows no execution, or no other program.
@@ -263,11 +259,6 @@ def program_of(
     """Find the program of a plan, compiling it the first time.
 
     A plan that another one differs from in nothing but entries of no use has its program.
-
-    Args:
-        plan: the request.
-        arrays: its inputs.
-        lean: the plan without such entries, if it is known.
     """
 
     def compiled() -> Program:

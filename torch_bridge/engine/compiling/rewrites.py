@@ -31,13 +31,7 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::sum.dim_In
 
 
 def looked_through(recipe: Any, entry: Sequence[int], makers: Sequence[Any]) -> list[int]:
-    """The slots that a rewrite of an entry may look at: what it reads, and what that is made of.
-
-    Args:
-        recipe: of the entry.
-        entry: the number of the recipe, and the slots it reads.
-        makers: what made each slot so far.
-    """
+    """The slots that a rewrite of an entry may look at: what it reads, and what that is made of."""
     slots = dict.fromkeys(entry[1:])
     turns = isinstance(recipe.detail, Chain) and recipe.detail.ops == (TURN,)
     if not turns and recipe.name not in _PRODUCTS:

@@ -264,12 +264,7 @@ _NEW = frozenset(f"aten::new_{kind}" for kind in (*_KINDS, "empty_strided"))
 def functional_handler(
     func: OpOverload, decomposition: Callable[[OpOverload], Any] = decompose.find
 ) -> Handler:
-    """A handler that records an operator which writes nothing that its schema tells of.
-
-    Args:
-        func: the operator.
-        decomposition: finds what computes it if it has no lowering.
-    """
+    """A handler that records an operator which writes nothing that its schema tells of."""
     flattener = CallTemplate(func)
     flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS, "engine: signatures by operator")

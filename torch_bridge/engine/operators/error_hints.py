@@ -41,13 +41,7 @@ def hint_for(name: str) -> Callable[[Hint], Hint]:
 
 
 def add_hint(func: OpOverload, args: tuple[Any, ...], error: Exception) -> None:
-    """Add what is known to the message of an error of torch's own.
-
-    Args:
-        func: the overload that failed.
-        args: its arguments.
-        error: its error, whose message is extended.
-    """
+    """Add what is known to the message of an error of torch's own."""
     if type(error) is not RuntimeError:
         return
     for hint in _HINTS.get(func.name(), ()):

@@ -50,11 +50,6 @@ def rule(func: OpOverload) -> bool | None:
 def check_overlap(target: Any, operands: Iterable[Any], nothing: bool) -> None:
     """Refuse operands that share memory with a tensor that is written to.
 
-    Args:
-        target: the tensor written to.
-        operands: tensors of the device.
-        nothing: also reject an operand that is the same elements.
-
     Raises:
         RuntimeError: one does.
     """

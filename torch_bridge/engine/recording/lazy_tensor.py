@@ -130,13 +130,7 @@ def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
 def note_operand(
     value: Value, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Let a captured step take this value from a CPU tensor in every replay.
-
-    Args:
-        value: what it is on the device.
-        tensor: the tensor on the CPU.
-        change: what was done to it before it went to the device.
-    """
+    """Let a captured step take this value from a CPU tensor in every replay."""
     capture = recorder().capture
     if capture is not None:
         capture.operand(value, tensor, change)

@@ -244,10 +244,6 @@ class SubTrace(Recorder):
         """Refuse gradients taken inside with respect to tensors from around.
 
         What the runs before did with such a tensor would be missing where a graph leads to them.
-
-        Args:
-            carried: inputs behind which the graph of the run before would go on.
-            what: what the code is, for messages.
         """
         self._mode.refuse_behind(carried, what)
 

@@ -36,9 +36,6 @@ _REFINED: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: c
 def refine(layout_ids: Iterable[int]) -> dict[int, int]:
     """Write layouts in the axes of one mesh.
 
-    Args:
-        layout_ids: layouts over the same devices in the same order.
-
     Returns:
         A layout for each layout that has to change; empty if they are on one mesh already.
 

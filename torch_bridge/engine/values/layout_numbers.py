@@ -93,12 +93,7 @@ def untyped(layout_id: int) -> int:
 
 
 def computed_as(layout: Layout, layout_id: int) -> int:
-    """The number of a layout that users see as they do that of another number.
-
-    Args:
-        layout: under Auto axes.
-        layout_id: of the same blocks on the same devices.
-    """
+    """The number of a layout that users see as they do that of another number."""
     return _numbered(layout, _NAMED[layout_id])
 
 
