@@ -33,7 +33,7 @@ from isoshard.torch_bridge.spmd import optimization_barrier_
 
 
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
-    """Let a module keep only its inputs for backward, and compute the rest again there.
+    """Let a module save only its inputs for backward, and compute the rest again there.
 
     Random numbers (dropout) are the same in both passes. Parameters that are split over devices are
     gathered for each pass. Without gradients the module runs as before.
@@ -114,7 +114,7 @@ class _ModuleTensors:
         owner: the module, or None.
 
     Attributes:
-        first: a parameter, by which torch knows the device; None if there is none.
+        first: a parameter, from which torch infers the device; None if there is none.
         tensors: those on the device, each once.
     """
 

@@ -1,4 +1,4 @@
-"""How dynamo follows values, and makes nodes of them.
+"""Private names of dynamo that follow values and create nodes.
 
 >>> RULE.why
 "is a function of dynamo's own values"
@@ -80,7 +80,7 @@ GUARDS = NAMES.state(
 
 ATTRIBUTE = NAMES.state(
     "torch._dynamo.source.AttrSource",
-    why="says that a value is an attribute of another",
+    why="is the source of an attribute of a value",
     without=_ENDS,
 )
 

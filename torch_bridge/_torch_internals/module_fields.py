@@ -1,4 +1,4 @@
-"""What modules, optimizers' helpers and gradient scalers keep to themselves.
+"""Private fields of modules, optimizers' helpers and gradient scalers.
 
 >>> import torch
 >>> layer = torch.nn.Linear(2, 1)
@@ -100,6 +100,6 @@ GROWTH = NAMES.state(
 scaler_states: Callable[[Any], dict[Any, Any]] = NAMES.field(
     "torch.amp.GradScaler._per_optimizer_states",
     example=lambda: torch.amp.GradScaler("cpu"),
-    why="tells which optimizers' gradients were unscaled",
+    why="reports which optimizers' gradients were unscaled",
     without="`xs.compile` of a step with a scaler raises",
 )

@@ -17,10 +17,10 @@ PlacementLike: TypeAlias = Any
 """A placement of torch, or one of torch's for each tensor; their classes are imported late."""
 
 PlanLike: TypeAlias = Any
-"""A `Plan`, or what one is made of; or a layout, where either may stand."""
+"""A `Plan`, or rules for one; or a sharding, where a function takes either."""
 
 PyTree: TypeAlias = Any
-"""A caller's tree of arrays and other things: of any container that JAX or torch knows."""
+"""A caller's tree of arrays and other leaves, in any container that JAX or torch flattens."""
 
 Leaf: TypeAlias = Any
 """One object of a caller's tree, whose type a function examines."""
@@ -29,7 +29,7 @@ ArrayLike: TypeAlias = Any
 """An array of JAX or NumPy, a tracer, or an array in blocks: they have no class in common."""
 
 DeviceTensor: TypeAlias = Any
-"""A tensor on the `jax` device, whose class is made of what takes it, or a `DTensor`."""
+"""A tensor on the `jax` device, whose class is defined in a later room, or a `DTensor`."""
 
 LayoutLike: TypeAlias = Any
 """A layout as JAX has it, in blocks, or none: JAX types its own by their base class alone."""
@@ -50,4 +50,4 @@ AutogradFunction: TypeAlias = Any
 """A subclass of `torch.autograd.Function`: its `forward` has a signature of its own."""
 
 Opaque: TypeAlias = Any
-"""Passed on, refused or compared, and never looked into."""
+"""Passed on, rejected or compared, and never examined."""

@@ -1,6 +1,6 @@
 """CPU tensors and host arrays share memory.
 
-NumPy has no bfloat16 and no float8 of its own, and torch does not know ml_dtypes, so those types
+NumPy has no bfloat16 and no float8 of its own, and torch does not support ml_dtypes, so those types
 cross as integers of the same width. Nothing here copies.
 """
 

@@ -29,7 +29,7 @@ def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
     """Used and total memory of a device.
 
     On accelerators this is JAX's own account. The CPU keeps none: there `bytes_used` are the arrays
-    that JAX holds at the moment (not what a running program needs), `bytes_limit` is the memory of
+    that are alive at the moment (not what a running program needs), `bytes_limit` is the memory of
     the machine, which all virtual devices share, and `peak_bytes_used` is the most that this
     process has had resident, everything included.
 

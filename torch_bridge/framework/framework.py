@@ -220,7 +220,7 @@ class Torch(Framework):
         return [forward_pre_hooks(x), forward_hooks(x)] if isinstance(x, torch.nn.Module) else []
 
     def sharding_of(self, x: Any) -> Any:
-        """The layout; executes what is recorded if only the compiler knows it yet."""
+        """The sharding; executes what is recorded if the compiler has not chosen it yet."""
         if isinstance(x, torch.nn.Module):
             if has_dtensors(x):
                 return dtensor_modules.sharding_of(x)

@@ -6,7 +6,7 @@
 Array([ 3., -4., inf], dtype=float32)
 
 Operands arrive in their common dtype. Numbers that scale a term (`alpha`, `value`, `weight`) or
-stand for a tensor are lifted: a new learning rate is a new input, not a new program.
+replace a tensor are lifted: a new learning rate is a new input, not a new program.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def masked_fill(x: jax.Array, mask: jax.Array, value: jax.Array | complex) -> ja
 
 @lower_cloned("aten::fill.Scalar", "aten::fill.Tensor", lift=("value",))
 def fill(x: jax.Array, value: jax.Array | complex) -> jax.Array:
-    """An array like `x` that holds only `value`."""
+    """An array like `x`, filled with `value`."""
     return jnp.broadcast_to(as_scalar(value, x.dtype), x.shape)
 
 

@@ -38,7 +38,7 @@ def _embedding(
 
 
 def _starts(indices: jax.Array, rows: int) -> jax.Array:
-    """Where the rows begin, as a gather wants it: an axis of one coordinate."""
+    """Where the rows begin, as a gather takes it: with an axis of one coordinate."""
     return shared(_rows if index_dtype(rows) == jnp.int32 else _many_rows, indices)
 
 

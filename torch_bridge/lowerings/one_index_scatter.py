@@ -122,7 +122,7 @@ def spread(x: jax.Array, size: int, dim: int, start: int, step: int) -> jax.Arra
 def _dilated(x: jax.Array, dim: int, step: int) -> jax.Array:
     """`x` with `step - 1` zeros between neighbours along an axis.
 
-    XLA's partitioner misplaces, or refuses, what a pad with such zeros puts on several devices.
+    XLA's partitioner misplaces, or rejects, a pad with such zeros over several devices.
     """
     count = max(0, (x.shape[dim] - 1) * step + 1)
     edges = [(0, 0)] * (x.ndim + 1)

@@ -1,6 +1,6 @@
-"""Addresses that tell memories of the `jax` device apart, and how large they are.
+"""Addresses that distinguish storages of the `jax` device, and their sizes.
 
-Libraries that write checkpoints ask which tensors share memory: `tensor.data_ptr()` and
+Libraries that write checkpoints look for tensors that share memory: `tensor.data_ptr()` and
 `tensor.untyped_storage()` answer that. There is nothing to read at such an address: the memory
 belongs to JAX, one buffer on each device, and programs replace it.
 
@@ -70,7 +70,7 @@ def _size(storage: Storage) -> int:
 
 
 class MemoryHandle:
-    """What `untyped_storage()` gives: which memory it is and how large, not what it holds.
+    """The result of `untyped_storage()`: identity and size of a storage, not its contents.
 
     Args:
         storage: the memory.
@@ -130,7 +130,7 @@ class MemoryHandle:
         return f"<memory of {self.nbytes()} bytes on {self.device} at {self.data_ptr():#x}>"
 
     def __getattr__(self, name: str) -> Any:
-        """Refused: what torch's storages have besides would read or change the memory."""
+        """Raises: what torch's storages have besides would read or change the memory."""
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(f"the memory of a tensor on the jax device has no {name!r}")
 
@@ -140,11 +140,11 @@ class MemoryHandle:
         return method
 
     def __getitem__(self, index: Any) -> Any:
-        """Refused, likewise."""
+        """Raises, likewise."""
         raise RuntimeError(refusal("indexing"))
 
     def __setitem__(self, index: Any, value: Any) -> Any:
-        """Refused, likewise."""
+        """Raises, likewise."""
         raise RuntimeError(refusal("indexing"))
 
 
@@ -158,7 +158,7 @@ def refusal(what: str) -> str:
 
 
 def register() -> None:
-    """Let `torch.UntypedStorage`, which every way to make a storage ends in, refuse the device."""
+    """Let `torch.UntypedStorage`, which every new storage goes through, reject the device."""
     theirs = torch.UntypedStorage.__new__
 
     @functools.wraps(theirs)

@@ -67,7 +67,7 @@ FLOAT32_DTYPE = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
     linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
 """.split()
-"""Operators with a `dtype=` argument: it becomes float32 unless it was given."""
+"""Operators with a `dtype=` argument: it becomes float32 unless it was passed."""
 
 FLOAT32_APPEND = {
     "norm.Scalar": "norm.ScalarOpt_dtype",

@@ -1,4 +1,4 @@
-"""`torch.autograd.grad`, whose gradients are laid out as the leaves that they are of.
+"""`torch.autograd.grad`, whose gradients are sharded as their leaves.
 
 `backward()` has a hook for that, which only `.grad` passes. The function is replaced once, when the
 device is registered; gradients of other devices pass as they are.

@@ -1,4 +1,4 @@
-"""Optimizers whose state is loaded: what is of a parameter's shape lies in the parameter's blocks.
+"""Loaded optimizer state: slots of a parameter's shape are sharded in the parameter's blocks.
 
 Torch moves what it loads to the device of the parameter, and to its dtype. Where a parameter lies
 in blocks of unequal sizes, or did when its state was saved, it is laid out as well, so that a

@@ -1,4 +1,4 @@
-"""Nested tensors, which the `jax` device does not hold: refused at the call, with what to do.
+"""Nested tensors, which the `jax` device does not support: each call raises, with the fix.
 
 XLA's programs have fixed shapes, so rows of many lengths are padded to one, and a mask tells what
 is real. Torch would fail inside its own C++ code, or name an internal operator.
@@ -108,5 +108,5 @@ def _raise_for(name: str, _args: Any, _kwargs: Any) -> NoReturn:
 
 
 def _not_left_aligned(_args: Any, _kwargs: Any) -> bool:
-    """What a `TransformerEncoder` asks before it makes its padded input a nested tensor."""
+    """What a `TransformerEncoder` checks before it converts its padded input to a nested tensor."""
     return False

@@ -1,6 +1,6 @@
 """How tensors on the `jax` device are pickled: as torch pickles those of its other devices.
 
-A pickle holds the elements as a CPU tensor, and names only functions of torch that
+A pickle has the elements as a CPU tensor, and names only functions of torch that
 `torch.load(weights_only=True)` allows. So a checkpoint written here is read like any other, also
 where isoshard is not installed:
 
@@ -53,7 +53,7 @@ def reduced(tensor: lazy_tensor.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _gathered(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
-    """The elements on the CPU; the same tensor as before while somebody holds that."""
+    """The elements on the CPU; the same tensor as before while that has a reference."""
     value = tensor._storage.value
     key = (id(value), tensor._chain)
     cached = _GATHERED.get(key)
@@ -67,7 +67,7 @@ def _gathered(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 
 
 class _Arriving(torch.UntypedStorage):
-    """Memory that `torch.load` read for the `jax` device: on the CPU until tensors are made of it.
+    """Memory that `torch.load` read for the `jax` device: on the CPU until its tensors are created.
 
     Attributes:
         tensors: those made so far, by dtype and place in the memory: tied weights stay tied.

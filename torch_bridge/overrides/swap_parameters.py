@@ -16,10 +16,10 @@ True
 >>> decoder.weight.device
 device(type='jax', index=0)
 
-Where something else holds the parameter (a graph that will run backward, a weak reference), the new
-tensor takes the old one's place instead, in every module that had it.
+Where something else refers to the parameter (a graph, a weak reference), the new tensor replaces
+the old one instead, in every module that had it.
 
-The way of `torch.nn.Module.to` is wrapped once, when the device is registered; calls that move
+`torch.nn.Module._apply` is wrapped once, when the device is registered; calls that move
 nothing to or from `jax` are left as they are.
 """
 

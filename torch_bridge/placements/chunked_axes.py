@@ -85,7 +85,7 @@ def block_sizes(
         One size per block, in the order of the spec; None if the axis divides.
 
     Raises:
-        UnrepresentableError: what some device holds is not consecutive, or the blocks are not in
+        UnrepresentableError: a device's elements are not consecutive, or the blocks are not in
             order; uneven strided splits can be so.
     """
     shape = [mesh.axis_sizes[axis] for axis in order]
@@ -109,7 +109,7 @@ def block_sizes(
 
 
 def chunk_ranges(extent: int, steps: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """What a device holds of an axis, as intervals in order, none empty, none adjacent.
+    """A device's elements along an axis, as intervals in order, none empty, none adjacent.
 
     Args:
         extent: elements of the axis.

@@ -1,7 +1,7 @@
 """XLAShardedTensor: every torch tensor on the `jax` device.
 
 It is an ordinary `torch.Tensor` to its user: operators, modules, autograd and optimizers take it.
-Its value is held, or will be computed, by JAX; printing it, reading an element or moving it to the
+JAX stores its value, or will compute it; printing it, reading an element or moving it to the
 CPU executes what is recorded and gathers the shards.
 
 >>> import torch
@@ -50,7 +50,7 @@ class XLAShardedTensor(LayoutMethods):
 
     `XLAShardedTensor(t, mesh_shape, partition_spec)` is `t` itself, marked if both are given: every
     tensor on the device is of this class. In a script of torch_xla `t` may be on the CPU, and is
-    copied; and a mesh and placements may stand for the shape and the spec.
+    copied; and a mesh and placements may replace the shape and the spec.
 
     Args:
         elem: a tensor on the `jax` device.
@@ -88,14 +88,14 @@ class XLAShardedTensor(LayoutMethods):
 
     @property
     def names(self) -> tuple[None, ...]:
-        """None for each axis, as torch said that has named tensors; treescope asks."""
+        """None for each axis, as of torch's tensors without names; treescope reads it."""
         return (None,) * self.dim()
 
     @property
     def data(self) -> torch.Tensor:
         """The same memory, outside autograd: writes to it do not count as in-place changes.
 
-        What is assigned takes over the tensor's layout, unless it was laid out itself: by
+        What is assigned takes over the tensor's sharding, unless it has one itself: by
         `iso.shard`, a mark, or as a tensor on a mesh of its own.
         """
         return torch.Tensor.data.__get__(self)  # pyrefly: ignore[missing-attribute]
@@ -130,10 +130,10 @@ class XLAShardedTensor(LayoutMethods):
         step_gradients.GRAD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """The whole tensor, as torch prints one; its layout, where it is split or marked.
+        """All elements, as torch prints a tensor; its sharding, where it is split or marked.
 
-        What is whole on every device of a mesh that nobody named it for may be so only for what
-        else its program computed: `partition_spec` tells.
+        An unmarked tensor that is replicated over a mesh may be so only because its program
+        computed something else on that mesh: `partition_spec` reports it.
         """
         if isinstance(lazy_tensor.read(self).array, Tracer):
             return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
@@ -178,7 +178,7 @@ class XLAShardedTensor(LayoutMethods):
         return plain(dtype or self.dtype, **changes)
 
     def backward(self, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-        """As `torch.Tensor.backward`; a gradient on another device is refused, which torch forgets.
+        """As `torch.Tensor.backward`; a gradient on another device raises, which torch forgets.
 
         Raises:
             RuntimeError: `gradient` is on another device, and has dimensions.
@@ -204,7 +204,7 @@ class XLAShardedTensor(LayoutMethods):
         )
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
-        """The whole tensor, gathered, as a NumPy array of its own.
+        """All elements, gathered, as a NumPy array of its own.
 
         Raises:
             RuntimeError: it requires a gradient, and `force` is False.
@@ -225,7 +225,7 @@ class XLAShardedTensor(LayoutMethods):
     def jax(self) -> Callable[[], Tracer]:
         """While JAX traces, a function that gives the tracer; at other times there is no attribute.
 
-        Libraries look for it to learn whether values can be read. They ask often, so an answer must
+        Libraries look for it to learn whether values can be read. They do so often, so it must
         not execute anything; `isoshard.to_jax(tensor)` gives the array.
 
         Raises:
@@ -256,7 +256,7 @@ class XLAShardedTensor(LayoutMethods):
         return to_host(self).tolist()
 
     def data_ptr(self) -> int:
-        """An address that tells memories apart; there is nothing to read. See `addresses`.
+        """An address that identifies the storage; there is nothing to read. See `addresses`.
 
         The buffers, one on each device, are those of
         `isoshard.local_shards(tensor, framework="torch")`.
@@ -302,10 +302,10 @@ class XLAShardedTensor(LayoutMethods):
         return self._single_buffer().__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Export the buffer of a tensor that lies on one device.
+        """Export the buffer of a tensor that is on one device.
 
         Raises:
-            BufferError: it lies on several devices, or requires a gradient.
+            BufferError: it is on several devices, or requires a gradient.
         """
         if self.requires_grad:
             raise BufferError("a tensor that requires grad cannot be exported; use .detach()")
@@ -316,7 +316,7 @@ class XLAShardedTensor(LayoutMethods):
         array = input_placement.array_of(value)
         if len(array.sharding.device_set) > 1:
             raise BufferError(
-                f"DLPack knows one buffer on one device, and this tensor of shape "
+                f"DLPack exports one buffer on one device, and this tensor of shape "
                 f"{tuple(self.shape)} has {len(array.sharding.device_set)}; export its shards: "
                 "isoshard.local_shards(tensor), or gather it with tensor.cpu()"
             )

@@ -5,7 +5,7 @@ storage of an argument, of a gradient, or a `Storage` that outlives the step; a 
 such a storage, or becomes a new tensor.
 
 `Inputs` gathers the inputs of each run. Arrays that the step owns (`donated_state`) are at hand.
-For all others one check in C asks whether every value has the sharding that the program takes and
+For all others one check in C tests whether every value has the sharding that the program takes and
 no other reference; only inputs that fail it are prepared one by one.
 """
 

@@ -1,6 +1,6 @@
 """State that a captured step owns between its runs and donates to the next one.
 
-A step over 1,000 parameters would have to ask before each run where their arrays are and whether
+A step over 1,000 parameters would have to test before each run where their arrays are and whether
 they have other references, and to store 1,000 results. But between two runs hardly any of them is
 read. So the step owns what it wrote: the storage becomes an `OwnedStorage`, whose value is a
 property. Reading or replacing the value moves the array out of the step, which takes it back in its

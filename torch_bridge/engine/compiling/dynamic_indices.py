@@ -8,7 +8,7 @@ place as a number, as it takes a learning rate; it serves all that follow. What 
 What may move is what costs nothing more at a place that is not known:
 
 - on one device every index and slice, read or written, and the gradient of each;
-- on a mesh those of an input along an axis that is whole on every device, and writes of one place,
+- on a mesh those of an input along an unsharded axis, and writes of one index,
   which every device chooses among its own. An axis that is split is static: to read from it at a
   place that is not known, XLA would gather it.
 """
@@ -36,7 +36,7 @@ from .liveness import CompileRequest
 from .plan_lowering import layouts_in
 
 Axes = tuple[bool, ...]
-"""Of each axis whether it is whole on every device."""
+"""Of each axis whether it is unsharded."""
 
 
 @dataclasses.dataclass
@@ -170,7 +170,7 @@ def _movers(plan: CompileRequest) -> dict[int, _Mover]:
 
 
 def _unsharded_axes(index: int, rank: int) -> Axes:
-    """Of each axis of an input whether its layout has it whole on every device."""
+    """Of each axis of an input whether its layout leaves it unsharded."""
     sharding = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
     if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
         return (True,) * rank

@@ -155,7 +155,7 @@ def _dependents(entries: Sequence[Any], index: int) -> set[int]:
 
 
 def _explain(error: Exception, entry: Any) -> None:
-    """Name the operation, and let go of what the frames hold."""
+    """Name the operation, and drop the references of the frames."""
     recipe = RECIPES[entry[0]]
     error.add_note(
         f"in the operation {recipe.name}, first recorded at {recipe.line}; what does not depend "

@@ -32,14 +32,14 @@ def place(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[j
 
     Args:
         values: the inputs.
-        also: layouts of the program's constraints and results, which say how fine the mesh must be.
+        also: layouts of the program's constraints and results; the mesh is fine enough for them.
     """
     with _PLACING:
         return _placed(values, also)
 
 
 _PLACING = threading.RLock()
-"""Held while values are moved, which several threads may want elsewhere."""
+"""Locked while values are moved, which several threads may move elsewhere."""
 
 
 def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.Array]:
@@ -125,7 +125,7 @@ def _settle(value: Value | Taken) -> None:
 def may_alias(old: Any, new: Any) -> bool:
     """Whether JAX may have kept buffers of an array when it resharded it.
 
-    It does on a device that holds as much before as after: the first copy of a replicated array.
+    It does on a device that stores as much before as after: the first copy of a replicated array.
     """
     if isinstance(old, np.ndarray):
         return False

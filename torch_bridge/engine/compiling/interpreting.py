@@ -23,7 +23,7 @@ from .rewrites import Rewriter
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """What a plan wants to find again in the program of a tape.
+    """Source lines and names that a plan attaches to the program of a tape.
 
     Attributes:
         lines: of each entry the line of user code that it comes from; "" where none is known.
@@ -94,7 +94,7 @@ def interpret(
         inputs: a value for each entry that is an input.
         scalars: the lifted floats, in order of use.
         keys: a PRNG key for each entry that draws.
-        notes: what to say of entries and slots.
+        notes: lines and names of entries and slots.
     """
     with shared_program():
         return _computed(entries, needed, inputs, scalars, keys, notes or _NO_NOTES)
@@ -217,7 +217,7 @@ def entry_index(error: Exception) -> int | None:
 
 @contextlib.contextmanager
 def at_entry(index: int) -> Iterator[None]:
-    """Context of an entry's computation: errors tell its place."""
+    """Context of an entry's computation: errors get its index."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Operators on lists of tensors, taken apart: what each element of the results is computed of.
+"""Operators on lists of tensors, by element: what each element of the results is computed from.
 
 An optimizer's `_foreach_` operators take the parameters of all layers at once, and do the same to
 each. `elements_of` reports which elements of a call are identical, and `call_of` makes

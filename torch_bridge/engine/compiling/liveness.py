@@ -41,7 +41,7 @@ class CompileRequest:
         blocks: as of `Program`; known once the plan has been traced.
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
-        notes: what to say of its entries while it is traced; no part of the key.
+        notes: lines and names of its entries while it is traced; not in the key.
         moved: how many of its lifted floats are places of views; see `dynamic_indices`.
     """
 

@@ -91,8 +91,8 @@ def loop_copies(
 
     Args:
         loops: the program.
-        inputs: stacks that it is given as such; others are made of single arrays first.
-        results: stacks that are taken as such; others are taken apart.
+        inputs: stacks that it gets as such; others are stacked from single arrays first.
+        results: stacks that are returned as such; others are unstacked.
     """
     program = opened(loops.program)
     copied = sum(_of_loop(eqn) for eqn in program.eqns if eqn.primitive.name == "scan")
@@ -123,7 +123,7 @@ class _Products:
 
     Args:
         stacks: arrays of which the body takes slices.
-        slices: that it is given.
+        slices: those that it gets.
     """
 
     def __init__(self, stacks: set[Any], slices: Iterable[Any]):
@@ -138,7 +138,7 @@ class _Products:
 
         Args:
             program: the body, or one in it.
-            outer: of what it is given, what that is outside.
+            outer: of its inputs, the variables outside.
         """
         for variable, inner in outer.items():
             if not isinstance(inner, Literal) and inner in self._slice:

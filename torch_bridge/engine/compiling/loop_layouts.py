@@ -50,7 +50,7 @@ def _named(layout_id: int) -> NamedSharding | None:
 
 
 def stacked_layout(placed: int) -> int:
-    """The layout of a stack of arrays that have a layout each: its leading axis is whole.
+    """The layout of a stack of arrays of one layout: its leading axis is unsharded.
 
     Args:
         placed: a number of a layout without padding, or `UNPLACED`.

@@ -153,7 +153,7 @@ def computed(
 
 
 def constrained(result: Any, layout_id: int) -> Any:
-    """A result in its layout, and in the memory where it rests."""
+    """A result in its layout and its memory kind."""
     layout_id = refined(layout_id)
     blocks = lay_in_blocks(result, layout_numbers.computed(layout_id))
     return to_memory_of(blocks, layout_numbers.layout(layout_id))

@@ -1,6 +1,6 @@
 """From a tape to one compiled XLA program, and back to values.
 
-`execute(tape)` finds which results are still wanted, places the inputs, looks the tape up among the
+`execute(tape)` finds which results are still alive, places the inputs, looks the tape up among the
 programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs
 that have no references left are donated: their memory becomes the outputs'.
 """
@@ -56,10 +56,10 @@ class Program:
         donated_bytes: per execution, over all devices.
         blocks: the layout of each output that comes in blocks with padding; empty if none does.
         recipes: those of its entries; referenced, so that the same code finds this program again.
-        replicated: the layout of lifted floats and random words, if an input says which.
+        replicated: the layout of lifted floats and random words, if an input decides which.
         several: whether it runs on several devices.
         calls_host: whether it calls Python while it runs.
-        unnamed: the results whose layout no `NamedSharding` says: JAX 0.9's XLA splits by parts of
+        unnamed: the results whose layout is no `NamedSharding`: JAX 0.9's XLA splits by parts of
             an axis.
         arrangement: of a program with equal layers as loops, see `rolled_plan`.
     """
@@ -86,7 +86,7 @@ class Program:
 
         Args:
             name: which of the two.
-            values: their present values; nobody writes to them any more.
+            values: their present values, which do not change any more.
         """
         cached = self._uploaded.get(name)
         same = cached is not None and (

@@ -107,7 +107,7 @@ def _name(entry: Any) -> str:
 
 
 def _entries(plan: Any) -> list[Any]:
-    """The entries that say something: not the memory that `.to("jax")` overwrites."""
+    """The entries that compute something: not the memory that `.to("jax")` overwrites."""
     return [entry for entry in plan.program if _name(entry) != "empty"]
 
 

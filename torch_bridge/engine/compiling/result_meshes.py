@@ -60,10 +60,10 @@ def are_restated(layout_ids: Collection[int]) -> bool:
 def coarser_sharding(
     layout: jax.sharding.Sharding, shape: tuple[int, ...], mesh: jax.sharding.Mesh
 ) -> jax.sharding.NamedSharding:
-    """The finest layout over a mesh whose blocks hold those of another layout.
+    """The finest layout over a mesh whose blocks contain those of another layout.
 
     Args:
-        layout: splits by parts of axes somewhere, so that no `NamedSharding` says how.
+        layout: splits by parts of mesh axes, so that no `NamedSharding` over the mesh expresses it.
         shape: of the array.
         mesh: of its devices.
 
@@ -100,7 +100,7 @@ def _within(block: Sequence[slice], other: Sequence[slice], shape: Sequence[int]
 
 
 def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
-    """The meshes of what a recorded value is made of: of inputs, and of marks on the way.
+    """The meshes that a recorded value comes from: of inputs, and of marks on the way.
 
     Empty for a value that is computed.
     """
@@ -130,7 +130,7 @@ _Candidate = tuple[jax.sharding.Mesh, bool]
 
 
 def _meshes(plan: CompileRequest) -> list[tuple[_Candidate, ...]]:
-    """For each slot the meshes of what it is made of, the first first."""
+    """For each slot the meshes that it comes from, in order."""
     placed = iter(plan.placed)
     meshes: list[tuple[_Candidate, ...]] = []
     for entry in plan.program:

@@ -31,7 +31,7 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::sum.dim_In
 
 
 def looked_through(recipe: Any, entry: Sequence[int], makers: Sequence[Any]) -> list[int]:
-    """The slots that a rewrite of an entry may look at: what it reads, and what that is made of."""
+    """The slots that a rewrite of an entry may look at: its operands, and theirs."""
     slots = dict.fromkeys(entry[1:])
     turns = isinstance(recipe.detail, Chain) and recipe.detail.ops == (TURN,)
     if not turns and recipe.name not in _PRODUCTS:

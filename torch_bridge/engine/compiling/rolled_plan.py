@@ -3,7 +3,7 @@
 The plan is traced as for any program; then equal parts of the jaxpr become loops
 (`isoshard.core.repeats`). A loop takes the weights of one name in all layers as one array, and
 gives the new ones so. What of that can remain stacked from one run to the next, an `EqualMemory`,
-the compiled program takes and gives as one array. The rest is stacked, or taken apart, inside it.
+the compiled program takes and returns as one array. The rest is stacked and unstacked inside it.
 
 Lifted floats and random words come in one array each, as always: for tracing they are inputs of
 their own, so that those of equal layers are found, and the loops take what they need of the array.
@@ -343,7 +343,7 @@ def _constrained(value: Any, layout_id: int) -> Any:
 
 
 class _Taken:
-    """What a rolled program takes, made of what it is given."""
+    """The inputs of the rolled equations, from the inputs of the compiled program."""
 
     def __init__(
         self,

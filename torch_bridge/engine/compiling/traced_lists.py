@@ -16,7 +16,7 @@ class _Lists(NamedTuple):
     """What was traced.
 
     Attributes:
-        shared: what is computed of no element; `elements` are given its results first.
+        shared: what is computed from no element; its results are the first inputs of `elements`.
         elements: by their kind.
     """
 

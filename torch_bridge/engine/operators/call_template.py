@@ -1,4 +1,4 @@
-"""The arguments of one call, taken apart: what it has in common with other calls, and the rest.
+"""The arguments of one call: a key that equal calls share, and what differs between them.
 
 Two calls that differ only in the elements of their tensors, or in floats such as a learning rate,
 are computed by the same tape entry. A `CallTemplate` gives them the same key, with which a handler
@@ -16,7 +16,7 @@ True
 
 Each lowering names the float arguments that are *lifted*: inputs of the program, not constants in
 it. Other floats stay in the key, and another value means another program; as text where equality
-tells too little (-0.0) or too much (NaN). `template` gives what all
+does not tell -0.0 from 0.0, and NaN is unequal to itself. `template` gives what all
 calls with one key have in common.
 """
 
@@ -58,7 +58,7 @@ class CallTemplate:
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], list[Any], list[Any]]:
-        """Take a call's arguments apart: (key, tensors, lifted floats)."""
+        """Flatten a call's arguments: (key, tensors, lifted floats)."""
         key: list[Any] = []
         tensors: list[Any] = []
         scalars: list[Any] = []

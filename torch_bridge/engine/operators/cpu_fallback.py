@@ -29,7 +29,7 @@ def on_host(func: OpOverload) -> dispatch.Handler:
     """A handler that computes an operator whose result's shape depends on values on the CPU.
 
     XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the
-    result goes back, whole to every device of the first argument's mesh. Counted as `fallbacks`.
+    result goes back, replicated over the first argument's mesh. Counted as `fallbacks`.
     """
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -69,7 +69,7 @@ def _with_strides(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 
 
 def _replicated_on_mesh(layouts: list[int]) -> int:
-    """The layout of a whole copy on every device of the first mesh among some layouts."""
+    """The replicated layout over the first mesh among some layouts."""
     for layout_id in layouts:
         if layout_numbers.users_mesh(layout_id) is not None:
             replicated = layout_numbers.replicated_like(layout_id)

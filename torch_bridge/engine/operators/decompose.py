@@ -22,7 +22,7 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether the operator is made of others by torch itself (CompositeImplicitAutograd)."""
+    """Whether torch itself composes the operator of others (CompositeImplicitAutograd)."""
     return has_kernel(op.name(), "CompositeImplicitAutograd")
 
 

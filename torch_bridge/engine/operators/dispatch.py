@@ -157,7 +157,7 @@ def make_handler(func: OpOverload) -> Handler:
 
 
 def _unless_lowered(func: OpOverload, kernel: Handler) -> Handler:
-    """An operator's own kernel, until somebody registers a lowering for it."""
+    """An operator's own kernel, until a lowering is registered for it."""
     lowered = functools.cache(lambda: functional_handler(func))
     called_back = functools.cache(lambda: functional_handler(func, host_kernels.find))
 
@@ -264,7 +264,7 @@ _NEW = frozenset(f"aten::new_{kind}" for kind in (*_KINDS, "empty_strided"))
 def functional_handler(
     func: OpOverload, decomposition: Callable[[OpOverload], Any] = decompose.find
 ) -> Handler:
-    """A handler that records an operator which writes nothing that its schema tells of."""
+    """A handler that records an operator whose schema declares no writes."""
     flattener = CallTemplate(func)
     flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS, "engine: signatures by operator")

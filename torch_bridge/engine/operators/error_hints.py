@@ -1,4 +1,4 @@
-"""What an error may say beyond torch's words: hints of other rooms, by the name of the operation.
+"""Hints that are added to torch's errors: from other rooms, by the name of the operation.
 
 They are called for an error only.
 

@@ -25,7 +25,7 @@ def introduce(generator: torch.Generator, state: random_state.RandomState) -> No
 
 
 def honour(func: OpOverload, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler that draws from the given generator; `handler` itself if `func` takes none."""
+    """A handler that draws from a call's generator; `handler` itself if `func` takes none."""
     names = [
         (index, argument.name)
         for index, argument in enumerate(schema_of(func).arguments)

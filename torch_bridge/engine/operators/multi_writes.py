@@ -1,7 +1,7 @@
 """In-place operators that write to several arguments at once.
 
 `_fused_adamw_` updates parameters and both moments, `_amp_update_scale_` a scale and a counter.
-Their lowerings are registered under the in-place name and say with `writes=` which arguments get
+Their lowerings are registered under the in-place name and declare by `writes=` which arguments get
 new values; the operator is one entry of the tape, and the new values are written afterwards.
 
 >>> scale, streak = torch.tensor(4.0, device="jax"), torch.tensor(0, device="jax").int()

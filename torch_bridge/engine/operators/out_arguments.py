@@ -1,4 +1,4 @@
-"""Operators with `out=`: the functional overload, whose results are copied to what was given.
+"""Operators with `out=`: the functional overload, whose results are copied to the `out` tensors.
 
 >>> import isoshard.torch_bridge
 >>> out = torch.empty(0, device="jax")

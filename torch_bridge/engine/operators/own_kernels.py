@@ -1,4 +1,4 @@
-"""Operators that bring their own kernel: a user's `torch.library` operators, and some of torch's.
+"""Operators with a kernel of their own: a user's `torch.library` operators, and some of torch's.
 
 Where an operator has neither a JAX lowering nor a decomposition, but a kernel written in terms of
 other operators, that kernel is run on the `jax` tensors, and what it calls is recorded.

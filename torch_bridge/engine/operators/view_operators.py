@@ -277,7 +277,7 @@ def _same_width(aval: Aval, other: Aval) -> bool:
 
 
 def _as_wide(aval: Aval, other: Aval) -> bool:
-    """Whether JAX's buffers hold elements of both dtypes as wide as torch's memory does."""
+    """Whether JAX stores elements of both dtypes as wide as torch does."""
     return all(aval.meta.dtype.itemsize == aval.physical.itemsize for aval in (aval, other))
 
 

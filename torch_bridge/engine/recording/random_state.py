@@ -28,7 +28,7 @@ import numpy as np
 from .recorder import Recorder, recorder
 
 Word = tuple[int, int, int]
-"""Low and high half of a seed, and a counter: what a key is made of."""
+"""Low and high half of a seed, and a counter: the input of a key."""
 
 _LOW = 0xFFFFFFFF
 _SEEDINGS = itertools.count(1)

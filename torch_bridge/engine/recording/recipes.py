@@ -4,7 +4,7 @@ A recipe's number is part of every compile key, so no two recipes ever have one 
 threads make them, and none gets the number of one that is gone.
 
 A program whose shapes, slices or constants never end must not fill the memory, so a recipe lives
-only as long as somebody holds it:
+only as long as it has a reference:
 
 - the signature of a call, of which each operator keeps the `bounded.CALLS` used last;
 - a view chain, as long as a tensor, a chain that goes on from it, or one of the `bounded.CALLS`

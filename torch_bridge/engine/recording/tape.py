@@ -63,7 +63,7 @@ class Tape(Recorder):
         failed: it could not be executed as a whole.
         error: what the first of its operations that failed has raised; see `failed_ops`.
         devices: the devices of the mesh that its inputs are on, in order; empty while none is.
-        lock: held while an entry is added, and while it is decided what is computed.
+        lock: locked while an entry is added, and while it is decided what is computed.
     """
 
     __slots__ = (

@@ -33,7 +33,7 @@ class _Changes:
 
     Attributes:
         last: another object whenever a tensor may have been changed.
-        tables: another object whenever a tensor was given a table of hooks, or another `__dict__`.
+        tables: another object whenever a tensor gets a table of hooks, or another `__dict__`.
     """
 
     def __init__(self):
@@ -54,7 +54,7 @@ namespace = _NAMESPACE.__get__
 
 
 class TrackedTensor(torch.Tensor):
-    """A tensor that says when it is changed."""
+    """A tensor that reports changes of its attributes."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute."""

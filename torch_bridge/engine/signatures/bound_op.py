@@ -78,7 +78,7 @@ class BoundOp:
         ins: one meta per tensor argument.
         images: the same with channels last, for operators on images.
         plain: every argument is a tensor; the others are as the operator has them by default.
-        args: as given, with `Slot` for tensors and `Lift` for lifted floats.
+        args: those of the call, with `Slot` for tensors and `Lift` for lifted floats.
         kwargs: likewise.
     """
 
@@ -165,14 +165,14 @@ def build_call(
 
 
 def _leaves(values: list[Any]) -> list[Any]:
-    """Arguments, or their new values, with lists of tensors taken apart."""
+    """Arguments, or their new values, with lists of tensors flattened."""
     return [leaf for value in values for leaf in (value if type(value) is list else [value])]
 
 
 def _steer(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Drop placement arguments, given by name or by position, and translate dtypes."""
+    """Drop placement arguments, passed by name or by position, and translate dtypes."""
     names = [argument.name for argument in schema_of(op).arguments]
     steered = tuple(
         None if name in _PLACEMENT else map_leaves(_dtype, arg)

@@ -1,6 +1,6 @@
 """What torch's kernels reject, but its shape functions let pass.
 
-The engine asks torch for the shapes of a result by running the operator on `meta` tensors, and
+The engine infers the shapes of a result by running the operator on `meta` tensors, and
 torch checks most arguments there. Other checks are in the CPU and CUDA kernels only, and are made
 here, so that the line at fault raises, with torch's words: by the CPU kernel (`cpu_validation`), or
 in `index_checks`, `layer_checks` and `shape_checks`.

@@ -33,7 +33,7 @@ from isoshard.torch_bridge.engine.values.metas import map_leaves
 from .shape_checks import SPELLED
 
 _SMALL = 4
-"""Sizes up to this one are kept: kernels may ask for 0, 1, 2, 3 or 4 elements along an axis."""
+"""Sizes up to this one are kept: kernels may require 0, 1, 2, 3 or 4 elements along an axis."""
 
 _MOST = 2**28
 """Elements at most of a call that is repeated in its actual sizes."""

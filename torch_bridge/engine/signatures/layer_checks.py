@@ -68,7 +68,7 @@ _TAKES_EMPTY = frozenset(
 
 
 def check_dtype(name: str, named: Arguments) -> None:
-    """Reject a dtype of the first tensor that the kernel of an operator does not know."""
+    """Reject a dtype of the first tensor that the kernel of an operator does not support."""
     if name in _TAKES_EMPTY and not all(tensor.numel() for tensor in tensors_of(named)):
         return
     dtype = first_tensor(named).dtype
@@ -108,7 +108,7 @@ def check_norm_parameters(name: str, named: Arguments) -> None:
 
 
 def check_image(name: str, named: Arguments) -> None:
-    """Reject what is no image to pool, before an axis that is not there is asked for."""
+    """Reject what is no image to pool, before its missing axes are read."""
     shape = list(named["self"].shape)
     if len(shape) not in (3, 4):
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What torch rejects in floats that are inputs of a program, and so another number at each call.
+"""Checks of floats that are inputs of a program, and so another number at each call.
 
 Such a float is no part of a call's signature, so what is known of the signature says nothing of
 it: rates and deviations of random draws, and factors and values that a dtype must hold. An
@@ -53,7 +53,7 @@ def find(
 
 
 class _Parameter(NamedTuple):
-    """A number that a distribution is made of."""
+    """A parameter of a distribution."""
 
     argument: str
     allows: Callable[[float], bool]
@@ -169,7 +169,7 @@ def _lift_indices(values: Any) -> list[int]:
 
 
 def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> torch.dtype | None:
-    """The dtype that must hold a number; None where torch does not look.
+    """The dtype that must represent a number; None where torch does not check.
 
     A number alone of 16 bits is filled when torch makes a tensor of a number, which rounds.
     """
@@ -196,7 +196,7 @@ def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> 
 
 
 def _range_check(indices: tuple[int, ...], dtype: torch.dtype | None) -> Check | None:
-    """A check that a dtype holds numbers; None for one that holds all."""
+    """A check that a dtype can represent numbers; None for one that represents all."""
     if dtype is None or dtype in (torch.bool, torch.float64, torch.complex128):
         return None
     real = dtype.is_floating_point or dtype.is_complex

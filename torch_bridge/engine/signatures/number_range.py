@@ -1,4 +1,4 @@
-"""Numbers that a result's dtype cannot hold, where torch does not wrap or round them.
+"""Numbers that a result's dtype cannot represent, where torch does not wrap or round them.
 
 In arithmetic an integer wraps as the tensor's own elements do. What fills memory or bounds it is
 converted first, and rejected if it does not fit. From 2.15 on torch takes an integer's bound that no
@@ -36,7 +36,7 @@ _TAKES_IDLE_BOUNDS = release(torch.__version__) >= (2, 15)
 def in_range(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outs: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Refuse numbers as torch's kernels do.
+    """Reject numbers as torch's kernels do.
 
     Returns:
         The arguments; a bound that no element can pass is the dtype's own.

@@ -38,7 +38,7 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
     Args:
         run: some code.
         name: for reports.
-        wants: whether a tensor that it is called with wants a gradient.
+        wants: whether a tensor that it is called with requires a gradient.
         seeded: whether its random numbers come from a seed that it is called with.
     """
     subtrace = run.subtrace

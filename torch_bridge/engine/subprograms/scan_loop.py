@@ -121,7 +121,7 @@ def loop_of(
         carries: how many carries there are.
         slices: how many slices it takes.
         length: how often it runs.
-        wants: whether a tensor that it is called with wants a gradient.
+        wants: whether a tensor that it is called with requires a gradient.
         recompute: keep only the carries for backward.
     """
     subtrace = run.subtrace

@@ -63,7 +63,7 @@ class SubTrace(Recorder):
         recipes: the recipes by the ids in the entries.
         lines: of each operation the line of user code; empty where it was not requested.
         stand_in: gives the tensor that replaces one from around, or None.
-        folded: computes a slot that depends on no input, where values are wanted early.
+        folded: computes a slot that depends on no input, where values are read early.
         axes: of a `jax.shard_map` around, over which the code communicates; those of a subprogram
             are also of the one around it.
     """
@@ -225,7 +225,7 @@ class SubTrace(Recorder):
         return tensors
 
     def written(self) -> list[tuple[Storage, int]]:
-        """Memory from before to which the code wrote, with the slot of what it holds now."""
+        """Memory from before to which the code wrote, with the slot of its value now."""
         return [
             (storage, self.slot(storage.value))
             for storage, first in zip(self.outside, self._firsts, strict=True)
@@ -280,7 +280,7 @@ class SubTrace(Recorder):
         return self.folded(value.slot)
 
     def check_execution(self) -> None:
-        """Raise for a value that is wanted now.
+        """Raise for a value that is needed now.
 
         Raises:
             NoValueError: JAX traces this.

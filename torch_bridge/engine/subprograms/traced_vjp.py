@@ -1,7 +1,7 @@
 """Torch code recorded together with its VJP.
 
 The code runs once, on placeholder tensors; then torch's own autograd runs backward from its
-results. One `SubTrace` records both, and is cut into subprograms: first the function, then its VJP.
+results. One `SubTrace` records both, and is split into subprograms: the function, then its VJP.
 """
 
 from __future__ import annotations

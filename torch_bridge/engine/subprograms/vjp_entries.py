@@ -27,7 +27,7 @@ from .vjp_partition import VjpPartition
 class EntriesKey:
     """What makes the entries of two runs the same.
 
-    Numbers count the tensors of a call: first the inputs, then tensors from around that want a
+    Indices count the tensors of a call: first the inputs, then tensors from around that require a
     gradient, and last what is taken from around.
 
     Attributes:
@@ -54,7 +54,7 @@ class VjpEntries:
         forward: takes the inputs and what is taken from around; gives the results, what is written,
             and the residuals.
         backward: takes the gradients of the differentiable results, the tensors saved, and the
-            residuals; gives `gradients`. None if none is wanted.
+            residuals; returns `gradients`. None if none is needed.
     """
 
     def __init__(

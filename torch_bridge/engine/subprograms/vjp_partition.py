@@ -1,4 +1,4 @@
-"""A recorded run, cut into two subprograms: a function and its VJP."""
+"""A recorded run as two subprograms: a function and its VJP."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def partition_vjp(
     wants: bool,
     recompute: bool = False,
 ) -> VjpPartition:
-    """Cut a run in two.
+    """Split a run into two subprograms.
 
     Args:
         run: code and its gradient.

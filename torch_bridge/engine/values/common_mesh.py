@@ -78,7 +78,7 @@ def common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """How far apart neighbours along each axis are, in the flattened mesh."""
+    """The stride of each axis in the flattened mesh."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 

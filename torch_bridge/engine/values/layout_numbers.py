@@ -180,7 +180,7 @@ def devices(layout_id: int) -> tuple[Device, ...]:
 
 
 def replicated_like(layout_id: int) -> int:
-    """The layout that keeps a whole copy on every device of another layout."""
+    """The replicated layout over the devices of another layout."""
     replicated_id = _REPLICATED.get(layout_id)
     if replicated_id is None:
         like = sharding(layout_id)

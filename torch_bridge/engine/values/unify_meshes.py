@@ -1,9 +1,9 @@
-"""Values of several meshes that meet in one operation.
+"""Operands of one operation that are on several meshes.
 
-What is whole on every device of its mesh goes to the devices of the others: each of them would hold
-the same. So it is with a tensor that nobody laid out, and that lies on a mesh only because a
-program over that mesh has computed it. What is split over two meshes is refused, since nobody said
-which one the result is to lie on.
+A tensor that is replicated over its mesh goes to the devices of the others: each device would store
+the same. So does a tensor that was not sharded by its user, and that is on a mesh only because a
+program over that mesh computed it. Operands that are split over two meshes raise, since the mesh of
+the result would be ambiguous.
 """
 
 from __future__ import annotations

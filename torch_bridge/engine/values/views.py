@@ -1,6 +1,6 @@
 """Views as chains of small functional operations.
 
-A torch view shares memory with its base. Here memory is a `Storage` whose value JAX holds, so a
+A torch view shares memory with its base. Here memory is a `Storage` whose value JAX stores, so a
 view is the chain of operations that leads from the storage to it. Reading applies the chain;
 writing applies it backwards: the new part is put into a copy of the whole, which becomes the
 storage's new value (under `jit` XLA does this in place).
@@ -39,8 +39,8 @@ ViewOp = tuple[Any, ...]
 class Chain:
     """The way from a storage to one of its views.
 
-    A chain lives as long as somebody holds it, and until then it is the only one with its base and
-    operations. It holds the chain that it goes on from, which leads to it.
+    A chain lives as long as it has a reference, and until then it is the only one with its base and
+    operations. It references the chain that it extends, which leads to it.
 
     Attributes:
         base: the storage, as one tensor.
