@@ -51,7 +51,7 @@ def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
         TypeError: it is no module.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"checkpoint_module takes a module; given: {type(module).__name__}")
+        raise TypeError(f"checkpoint_module takes a module, and got a {type(module).__name__}")
     if getattr(module.forward, "__func__", None) is _forward:
         return module
     changed: Any = module

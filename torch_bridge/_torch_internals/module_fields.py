@@ -81,7 +81,7 @@ SCALER_FIRST_USE = NAMES.state(
 
 SCALER_STEP = NAMES.state(
     "torch.amp.GradScaler._maybe_opt_step",
-    why="asks on the host whether to step, which a captured step refuses",
+    why="decides on the host whether to step, which raises in a captured step",
     without="`xs.compile` of a step with a scaler raises",
 )
 

@@ -117,7 +117,7 @@ def compile(step: Callable[..., Any] | None = None, *, repeat: Repeat = None) ->
         return functools.partial(CompiledStep, repeat=checked_repeat(repeat))
     if not callable(step):
         raise TypeError(
-            f"xs.compile takes the step's function, not what it returns: given was "
+            f"xs.compile takes the step's function, not its result, and got a "
             f"{type(step).__name__}; write xs.compile(step), and call the result"
         )
     return CompiledStep(step, repeat)

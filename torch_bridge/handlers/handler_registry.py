@@ -133,8 +133,8 @@ def register_function_handler(
     for name, argument in (("function", function), ("handler", handler)):
         if not callable(argument):
             raise TypeError(
-                f"register_function_handler takes a function and its handler, and the {name} given "
-                f"is a {type(argument).__name__}"
+                f"register_function_handler takes a function and its handler, and the {name} is a "
+                f"{type(argument).__name__}; pass a callable"
             )
     if framework not in FRAMEWORKS:
         raise ShardingError(

@@ -32,7 +32,6 @@ _FAMILIES = (
     "quantization",
     "grouped",
     "linalg",
-    "qr",
     "spectral",
     "ldl",
     "fft",
@@ -57,7 +56,6 @@ _FAMILIES = (
     "embedding",
     "foreach",
     "fused",
-    "unscale",
 )
 
 for _family in _FAMILIES:

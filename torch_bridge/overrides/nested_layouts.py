@@ -7,7 +7,7 @@ is real. Torch would fail inside its own C++ code, or name an internal operator.
 >>> torch.nested.nested_tensor(rows, device="jax")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 ...
-NotImplementedError: torch.nested.nested_tensor: the jax device holds no nested tensors; pad ...
+NotImplementedError: torch.nested.nested_tensor: the jax device has no nested tensors; pad ...
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def refuse(what: str) -> NoReturn:
-    """Say that there are no nested tensors, and what there is.
+    """Raise that there are no nested tensors, with the fix.
 
     Raises:
         NotImplementedError: always.
     """
     raise NotImplementedError(
-        f"{what}: the jax device holds no nested tensors; pad the rows to one length with "
+        f"{what}: the jax device has no nested tensors; pad the rows to one length with "
         "torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), or a nested tensor on the CPU "
-        "with .to_padded_tensor(0.0), move that to the device, and keep a mask of what is real "
+        "with .to_padded_tensor(0.0), move that to the device, and mask the real elements "
         "(attn_mask=, src_key_padding_mask=, torch.where)"
     )
 

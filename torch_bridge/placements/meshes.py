@@ -58,7 +58,7 @@ def jax_mesh(device_mesh: MeshLike) -> Mesh:
     devices = _devices_by_rank()
     if missing := [rank for rank in ranks.ravel().tolist() if rank >= len(devices)]:
         raise DeviceError(
-            f"the mesh {device_mesh} has ranks {missing}, and JAX knows {len(devices)} devices in "
+            f"the mesh {device_mesh} has ranks {missing}, and JAX has {len(devices)} devices in "
             f"{jax.process_count()} processes. Call iso.distributed.init_distributed() first, in "
             f"every process; or in one process iso.simulate_devices({max(missing) + 1}), before "
             "anything else."
@@ -126,7 +126,7 @@ def rank_mesh_of(mesh: Mesh) -> Any:
     ranks, (device,) = dist.get_world_size(), mesh.devices.flat
     if ranks > 1:
         raise DeviceError(
-            f"torch's process group has {ranks} ranks, and JAX knows one process: call "
+            f"torch's process group has {ranks} ranks, and JAX has one process: call "
             "iso.distributed.init_distributed() first, in every process"
         )
     if device != jax.devices()[0]:

@@ -34,10 +34,10 @@ def kind_of(axis: int, placement: PlacementLike) -> str:
     if isinstance(placement, tuple | list):
         raise SpecError(
             f"mesh axis {axis} has {len(placement)} placements, {placement!r}: it splits one "
-            "tensor axis, or holds sums still to be taken, or neither. Give one placement per mesh "
+            "tensor axis, or has terms of a sum (Partial), or neither. Pass one placement per mesh "
             "axis."
         )
-    raise SpecError(f"{placement!r} is no placement; give Shard(dim) or Replicate()")
+    raise SpecError(f"{placement!r} is no placement; pass Shard(dim) or Replicate()")
 
 
 def reduction_of(placements: Mapping[str, PlacementLike]) -> str:
@@ -53,7 +53,7 @@ def reduction_of(placements: Mapping[str, PlacementLike]) -> str:
         if type(placement).__name__ != "Partial" or by not in kinds:
             raise UnrepresentableError(
                 f"mesh axis {name!r} has the placement {placement!r}, and JAX's unreduced axes "
-                f"({jax.__version__}) hold {' or '.join(kinds)} still to be taken, nothing else. "
+                f"({jax.__version__}) support {' or '.join(kinds)} only. "
                 "Reduce it first: t.redistribute(placements=..) with Replicate() there, or "
                 "iso.to_jax(t, reduce=True)."
             )

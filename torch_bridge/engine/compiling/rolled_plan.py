@@ -179,7 +179,7 @@ def _refuse(plan: CompileRequest) -> None:
     if has_blocks(named):
         raise NotRolled("it has arrays in blocks of unequal sizes")
     if any(map(layout_numbers.is_resting, named)):
-        raise NotRolled("it has arrays that rest in host memory")
+        raise NotRolled("it has arrays in host memory")
     if are_restated(named):
         raise NotRolled("it has arrays on a mesh with Explicit axes, or on several meshes")
 

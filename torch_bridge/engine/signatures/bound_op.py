@@ -36,7 +36,7 @@ from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leav
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.argument_forms import as_scalar, cast, wide_dtype
 
-from .moved_dtypes import check_moved_only
+from .checks import check_moved_only
 from .number_range import in_range
 from .shape_inference import missing
 

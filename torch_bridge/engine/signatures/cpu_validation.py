@@ -117,18 +117,13 @@ def _sized_error(
     """The error with sizes replaced, and dtypes where only the CPU rejects them."""
     error = _run(op, args, kwargs, sizes, lambda dtype: dtype)
     if error is not None and _HALVES.search(str(error)):
-        return _run(
-            op, args, kwargs, sizes, lambda dtype: torch.float32 if _is_half(dtype) else dtype
-        )
+        halves = (torch.float16, torch.bfloat16)
+        return _run(op, args, kwargs, sizes, lambda d: torch.float32 if d in halves else d)
     if error is not None and plain_name(op) in _INT32_TARGETS:
         return _run(
             op, args, kwargs, sizes, lambda dtype: torch.int64 if dtype == torch.int32 else dtype
         )
     return error
-
-
-def _is_half(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float16, torch.bfloat16)
 
 
 def _run(

@@ -397,8 +397,8 @@ class _Aliasing(TorchFunctionMode):
             return tensor
         if hasattr(tensor, "stacked"):
             raise RuntimeError(
-                f"{tensor!r} comes from around a loop and requires a gradient; hand pieces to the "
-                "layers as arguments: scanned(x, pieces)"
+                f"{tensor!r} comes from around a loop and requires a gradient; pass local tensors "
+                "to the layers as arguments: scanned(x, local)"
             )
         alias: Any = tensor.detach().requires_grad_()
         self._subtrace.aliases.append((tensor, alias))
