@@ -22,7 +22,7 @@ import torch
 
 from .argument_forms import as_scalar, at_least_1d, axis, index_dtype
 from .argument_forms import in_bounds_indices as narrowed
-from .one_index_scatter import leading
+from .index_updates import leading
 from .program_partition import partition
 from .registry import lower
 from .unsharded_axes import unsharded

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .argument_forms import as_scalar, at_least_1d, axis, first_index
-from .one_index_scatter import read_slice
+from .index_updates import read_slice
 from .registry import lower
 from .unsharded_axes import unsharded
 

@@ -23,8 +23,8 @@ from .argument_forms import as_scalar, at_least_1d, axis, index_dtype, wide
 from .argument_forms import in_bounds_indices as narrowed
 from .extremes import written
 from .index import index_arrays, order
+from .index_updates import leading, write
 from .memory_order import lower_cloned, lower_contiguous
-from .one_index_scatter import leading, write
 from .registry import lower
 from .unsharded_axes import unsharded
 

@@ -23,8 +23,8 @@ from isoshard.core.extensions import block_pad
 from isoshard.core.lifting.in_blocks import in_blocks
 
 from .argument_forms import as_scalar, axis, cast
+from .index_updates import read_slice
 from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
-from .one_index_scatter import read_slice
 from .registry import lower
 from .unsharded_axes import named, unsharded
 

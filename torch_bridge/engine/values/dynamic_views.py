@@ -24,7 +24,7 @@ import torch  # noqa: F401  (for the doctest)
 from jax import lax
 
 from isoshard.torch_bridge.lowerings.argument_forms import index_dtype
-from isoshard.torch_bridge.lowerings.one_index_scatter import write_slice
+from isoshard.torch_bridge.lowerings.index_updates import write_slice
 from isoshard.torch_bridge.lowerings.unsharded_axes import unsharded
 
 from .value import Aval

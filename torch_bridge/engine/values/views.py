@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.lowerings.one_index_scatter import put, read_slice, write_slice
+from isoshard.torch_bridge.lowerings.index_updates import put, read_slice, write_slice
 from isoshard.torch_bridge.lowerings.unsharded_axes import diagonal
 
 from . import bit_views

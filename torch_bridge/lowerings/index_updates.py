@@ -1,11 +1,11 @@
-"""Slices and writes at one index, expressed so that XLA's partitioner does not confuse two of them.
+"""Slices and writes at one index, in a form that XLA's partitioner computes correctly.
 
 XLA turns a scatter of a single index into a slice read at that index, a choice and a slice written.
 On devices whose shard does not contain the index it is out of range, and where the array was itself
 sliced from one that every device had, XLA adds the two offsets without bringing the inner one
 inside: it reads another element and writes that. And a slice written to an axis that is split loses
 what follows it, or does not compile, where the slice itself was sharded otherwise (jax 0.10.2:
-one in twenty-five of random programs). So on a mesh a static index or slice is chosen by
+one in 25 of random programs). So on a mesh a static index or slice is chosen by
 position, and of a dynamic index two are scattered, the second dropped: a scatter of two
 is not turned into slices. A slice that begins at 0 may be the same array as its source on every
 device, and where both are resharded XLA takes one for the other ("Expected instruction to have
