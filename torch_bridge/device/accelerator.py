@@ -39,7 +39,7 @@ _OTHERS: dict[str, Callable[[], bool]] = {
 
 _PROCESS_GROUPS = ("torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
-NONE = "Cannot access accelerator device when none is available."  # as torch says it
+NONE = "Cannot access accelerator device when none is available."  # torch's words
 
 
 def register(module: Any) -> None:

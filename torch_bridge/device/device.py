@@ -244,7 +244,7 @@ def _let_loaders_pin() -> None:
         if device is None or torch.device(device).type in ("jax", "cpu"):
             device = "cuda" if torch.cuda.is_available() else None
         if device is None and not lazy_tensor.used():
-            device = accelerator.without_ours()  # torch says why there is none of these
+            device = accelerator.without_ours()  # torch raises where there is none of these
             if device is None:
                 raise RuntimeError(accelerator.NONE)
         if device is None:
@@ -282,7 +282,7 @@ def _join_lists() -> None:
         foreach_types.append(
             lazy_tensor._CLASS
         )  # as torch's DTensor does: one operation for all parameters
-    # `clip_grad_norm_` and its kin ask with the C++ device.
+    # `clip_grad_norm_` and its kin look up the C++ device.
     device_slot.FOREACH_DEVICES.wrap(lambda devices: lambda: [*devices(), "lazy"])
 
 
@@ -377,7 +377,7 @@ def _copy_from(
 
 
 def _scalar(tensor: torch.Tensor):
-    # torch.tensor([..]) asks for each of its 0-d tensors, below the class of tensors.
+    # torch.tensor([..]) reads each of its 0-d tensors so, below the class of tensors.
     return dispatch.handle(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
 
 

@@ -93,7 +93,7 @@ def _embedding_renorm(
     return weight * factor[:, None]
 
 
-# Bags. Bag b holds the indices from offsets[b] up to the next offset.
+# Bags. Bag b has the indices from offsets[b] up to the next offset.
 
 
 def _bags(

@@ -29,7 +29,7 @@ from .argument_forms import lengths
 from .registry import lower
 from .unsharded_axes import on_a_mesh, unsharded
 
-_AT_ONCE = 3
+_AT_ONCE = 3  # the axes that an FFT of XLA has at most
 
 
 def _scaled(x: jax.Array, count: int, normalization: int) -> jax.Array:

@@ -38,7 +38,7 @@ from ..engine.recording import lazy_tensor
 from ..engine.values.value import Storage
 
 _FIRST = 1 << 60  # beyond what any process has mapped: who reads there is stopped
-_ALIGNED = 512
+_ALIGNED = 512  # bytes, as blocks of torch's CUDA allocator
 
 _lock = threading.Lock()
 _next = _FIRST

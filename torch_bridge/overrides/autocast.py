@@ -160,7 +160,7 @@ def _is_eligible(arg: Any) -> bool:
     return (
         isinstance(arg, torch.Tensor)
         and arg.dtype in _ELIGIBLE
-        and arg.device.type in naming.OURS  # a tensor of `torch.func` says `lazy`
+        and arg.device.type in naming.OURS  # a tensor of `torch.func` reports `lazy`
     )
 
 

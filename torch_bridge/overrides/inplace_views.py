@@ -49,7 +49,7 @@ def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[
         if not is_view(self):
             return in_place(self, *args, **kwargs)
         turned = view(self, *args, **kwargs)
-        # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
+        # A graph that references the earlier tensor goes on with it, which is `turned` from now on.
         fields, view_fields = self.__dict__, turned.__dict__
         self.__dict__, turned.__dict__ = view_fields, fields
         swap_contents(self, turned)

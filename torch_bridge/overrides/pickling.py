@@ -34,7 +34,7 @@ from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
-# Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.
+# Gathered tensors that a pickler references, by the value they were gathered from, and the view.
 _GATHERED: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
 _VALUES: Any = or_absent(WeakIdKeyDictionary)
 

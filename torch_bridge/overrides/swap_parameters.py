@@ -108,7 +108,7 @@ def _swapped(old: torch.Tensor, new: torch.Tensor) -> bool:
     hooks = all_hooks(old)
     try:
         torch.utils.swap_tensors(old, new)
-    except RuntimeError:  # a graph or a weak reference holds one of the two
+    except RuntimeError:  # a graph or a weak reference refers to one of the two
         return False
     if any(hooks):
         put_hooks(old, hooks)

@@ -26,7 +26,7 @@ from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp
 from isoshard.torch_bridge.lowerings import registry
 
-# Element by element, though torch has no tag on them that says so.
+# Element by element, though torch does not tag them as pointwise.
 _POINTWISE = frozenset(
     f"aten::{name}"
     for name in (

@@ -171,7 +171,7 @@ def _move(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
             value.array = lay_out_in_blocks(array, layout)
         elif _is_addressable(layout):
             value.array = jax.device_put(array, layout, may_alias=True)
-        else:  # every process has it whole; device_put would compare the values in a collective
+        else:  # replicated over processes; device_put would compare the values in a collective
             value.array = host_to_jax(array, layout)
         seconds = time.perf_counter() - started
         metrics.record_transfer("host_to_device", array.nbytes, value.origin, seconds)

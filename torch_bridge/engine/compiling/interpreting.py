@@ -221,7 +221,7 @@ def at_entry(index: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        setattr(error, _ENTRY_INDEX, index)  # of the outermost program, which is the last to say so
+        setattr(error, _ENTRY_INDEX, index)  # the outermost program sets it last
         raise
 
 

@@ -43,7 +43,7 @@ _UNSUPPORTED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_legit"), _INTEGRAL | _COMPLEX),
     **dict.fromkeys(("batch_norm_with_update", "batch_norm_no_update"), _INTEGRAL | _COMPLEX),
     **dict.fromkeys(("native_group_norm", "ctc_loss", "segment_reduce"), _INTEGRAL | _COMPLEX),
-    "histc": _BOOL | _COMPLEX,  # GPUs count integers, which models ask them to
+    "histc": _BOOL | _COMPLEX,  # GPUs count integers, and models rely on it
     **dict.fromkeys([f"reflection_pad{n}d" for n in (1, 2, 3)], _BOOL),
     **dict.fromkeys([f"replication_pad{n}d" for n in (1, 2, 3)], _BOOL),
     **dict.fromkeys(("cholesky", "cholesky_inverse", "cholesky_solve"), _INTEGRAL | _HALVES),

@@ -90,7 +90,7 @@ def _first_equal(
     if len({len(list_) for list_ in lists}) != 1 or any(
         isinstance(list_, Slot) for list_ in values
     ):
-        return []  # torch says what is wrong; a tensor may hold a number for each item
+        return []  # torch raises; a tensor may have a number for each item
     firsts: dict[Any, int] = {}
     rows = zip(*(map(kind, list_) for list_ in lists), strict=True)
     return [firsts.setdefault(row, index) for index, row in enumerate(rows)]

@@ -411,7 +411,7 @@ class _Aliasing(TorchFunctionMode):
 
     def _is_from_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
         if tensor.grad_fn is None:
-            memory: Any = getattr(tensor, "stacked", tensor)  # of pieces, which have it together
+            memory: Any = getattr(tensor, "stacked", tensor)  # local tensors share one storage
             return id(memory._storage) in self._subtrace.log.created
         return sequence_number(tensor.grad_fn) >= self._begun
 

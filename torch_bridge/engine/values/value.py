@@ -328,8 +328,8 @@ class Storage:
     def is_sole_reference(self) -> bool:
         """Whether nothing else references the value, so that its memory may be overwritten.
 
-        The storage gives it up for another value with the same array: if it dies, nobody else had
-        it.
+        The storage gives it up for another value with the same array: if it dies, it had no
+        other reference.
         """
         value = self.value
         taken = value.taken

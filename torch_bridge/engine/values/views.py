@@ -271,7 +271,7 @@ def backward(op: ViewOp, memory: jax.Array, values: jax.Array, base: Aval) -> ja
         return _unflat(put(_flat(memory, base), _positions(*op[1:]), values), base)
     if kind == "taken":
         return bit_views.put(memory, _positions(*op[1:]), values)
-    # Diagonals and windows: let the view of the positions say where each element goes.
+    # Diagonals and windows: a view of the positions tells where each element goes.
     with jax.ensure_compile_time_eval():
         positions = jnp.arange(math.prod(memory.shape)).reshape(memory.shape)
         indices = np.asarray(forward(op, positions, base))
