@@ -26,20 +26,13 @@ import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import is_view, swap_contents
 
-_VIEWS = {
-    "t_": "t",
-    "transpose_": "transpose",
-    "swapaxes_": "swapaxes",
-    "swapdims_": "swapdims",
-    "unsqueeze_": "unsqueeze",
-    "squeeze_": "squeeze",
-    "as_strided_": "as_strided",
-}
+_VIEWS = ("t", "transpose", "swapaxes", "swapdims", "unsqueeze", "squeeze", "as_strided")
 
 
 def register(cls: type[torch.Tensor]) -> None:
     """Give a class of tensors methods that turn its views."""
-    for name, view in _VIEWS.items():
+    for view in _VIEWS:
+        name = f"{view}_"
         setattr(cls, name, _method(getattr(torch.Tensor, name), getattr(torch.Tensor, view)))
 
 

@@ -37,7 +37,7 @@ from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.argument_forms import as_scalar, cast, wide_dtype
 
 from .checks import check_moved_only
-from .number_range import in_range
+from .number_range import FACTORS, in_range
 from .shape_inference import missing
 
 
@@ -61,8 +61,6 @@ Decomposition = Callable[..., Any]
 _PLACEMENT = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"}
 )
-# Number arguments that scale a term and take no part in type promotion.
-_FACTORS = frozenset({"alpha", "beta", "value"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -226,9 +224,9 @@ def _promotion(
         ):
             if isinstance(leaf, Slot):
                 operands.append(metas[leaf.index].tensor())
-            elif name not in _FACTORS and isinstance(leaf, Lift):
+            elif name not in FACTORS and isinstance(leaf, Lift):
                 operands.append(1.0)
-            elif name not in _FACTORS and isinstance(leaf, bool | int | float | complex):
+            elif name not in FACTORS and isinstance(leaf, bool | int | float | complex):
                 operands.append(leaf)
     kind = KIND.INT_TO_FLOAT if lowering.promote == "float" else KIND.DEFAULT
     dtype = physical_dtype(elementwise_dtypes(*operands, type_promotion_kind=kind)[1])

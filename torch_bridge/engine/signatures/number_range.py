@@ -28,7 +28,8 @@ _UPPER = frozenset({"clamp_max", "_foreach_clamp_max", "_foreach_minimum"})
 _BOTH = frozenset({"clamp", "hardtanh"})
 _BOUNDS = _LOWER | _UPPER | _BOTH
 _FILLS = frozenset({"fill", "full", "full_like", "masked_fill", "index_fill", "scatter", "where"})
-_FACTORS = frozenset({"alpha", "beta", "value"})
+FACTORS = frozenset({"alpha", "beta", "value"})
+"""Number arguments that scale a term, and do not take part in type promotion."""
 _LARGEST = torch.iinfo(torch.int64)
 _TAKES_IDLE_BOUNDS = release(torch.__version__) >= (2, 15)
 
@@ -58,7 +59,7 @@ def in_range(
 def _checked_number(
     op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, value: Any
 ) -> Any:
-    if type(value) is not int or not (kind in _FILLS or name in _FACTORS):
+    if type(value) is not int or not (kind in _FILLS or name in FACTORS):
         return value
     for dtype in filter(_is_integer, dtypes):
         limits = torch.iinfo(dtype) if name == "alpha" else _LARGEST
