@@ -57,7 +57,7 @@ def _resharded(slot: Any, param: Any) -> Any:
     in_blocks = any(layout_numbers.blocks(layout_id) is not None for layout_id in (have, want))
     if have == want or want == layout_numbers.UNPLACED or not in_blocks:
         return slot
-    if layout_numbers.is_resting(have) or layout_numbers.is_resting(want):
+    if layout_numbers.is_on_host(have) or layout_numbers.is_on_host(want):
         return slot
     with torch.no_grad():
         moved: Any = slot.detach().clone()

@@ -103,13 +103,13 @@ def interpret(
 def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, notes: Notes) -> Env:
     leaves = iter(inputs)
     env = Env()
-    entry_values, resting = EntryValues(env), OffloadedInputs(env)
+    entry_values, offloaded = EntryValues(env), OffloadedInputs(env)
     taken, is_mapped = 0, bool(checked_axes())
     for index, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
         if not isinstance(entry[0], int):
             env.append(next(leaves))
             entry_values.note(None, entry, 1)
-            resting.note(len(env) - 1)
+            offloaded.note(len(env) - 1)
             continue
         recipe = RECIPES[entry[0]]
         with at_entry(index), notes.at(index):
@@ -118,7 +118,7 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
             key = next(keys) if recipe.random else None
             results: list[Any] = [None] * recipe.count
             if is_needed:
-                resting.wake(entry[1:])
+                offloaded.fetch(entry[1:])
                 if is_mapped:
                     env.let_differ(entry[1:])
                 results = entry_values.of(recipe, entry, floats, key)
@@ -149,7 +149,7 @@ class OffloadedInputs:
         if is_on_host(self._env[slot]):
             self._slots.add(slot)
 
-    def wake(self, operands: Sequence[int]) -> None:
+    def fetch(self, operands: Sequence[int]) -> None:
         """Copy what an operation is about to use, once its other operands are computed."""
         if not self._slots:
             return

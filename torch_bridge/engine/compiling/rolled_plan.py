@@ -178,7 +178,7 @@ def _refuse(plan: CompileRequest) -> None:
     named = layouts_in(plan)
     if has_blocks(named):
         raise NotRolled("it has arrays in blocks of unequal sizes")
-    if any(map(layout_numbers.is_resting, named)):
+    if any(map(layout_numbers.is_on_host, named)):
         raise NotRolled("it has arrays in host memory")
     if are_restated(named):
         raise NotRolled("it has arrays on a mesh with Explicit axes, or on several meshes")

@@ -163,7 +163,7 @@ def computed(layout_id: int) -> Layout:
     return on_device(layout) if is_offloaded(layout) else layout
 
 
-def is_resting(layout_id: int) -> bool:
+def is_on_host(layout_id: int) -> bool:
     """Whether a layout is in another memory than its devices compute in."""
     return layout_id != UNPLACED and is_offloaded(_LAYOUTS[layout_id])
 
