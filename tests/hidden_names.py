@@ -75,7 +75,7 @@ UNHIDDEN = {
     "torch.autograd.graph.Node._sequence_nr": "the nodes of a graph are of classes in C",
     "torch.nn.Module.state_dict._metadata": "of a dictionary that torch makes for each call",
     "torch._functorch.aot_autograd.<compiled graph>._boxed_call": "is set on what is ours",
-    "torch.random.manual_seed.<device module>._is_in_bad_fork": "is asked of what is ours",
+    "torch.random.manual_seed.<device module>._is_in_bad_fork": "is called on what is ours",
 }
 """Rows that cannot be hidden, with the reason."""
 

@@ -386,16 +386,12 @@ ROOMS_TO_RENAME: dict[str, int] = {
     "torch_bridge/interop": 240,
     "torch_bridge/layout": 51,
     "torch_bridge/loops": 45,
-    "torch_bridge/lowerings": 15,
-    "torch_bridge/modules": 3,
-    "torch_bridge/overrides": 14,
-    "torch_bridge/recompute": 6,
     "torch_bridge/registration": 1,
     "torch_bridge/state": 2,
     "torch_bridge/tensors": 8,
     "torch_xla_bridge/export": 2,
     "torch_xla_bridge/loading": 1,
-    "torch_xla_bridge/session": 7,
+    "torch_xla_bridge/session": 5,
     "torch_xla_bridge/xla_alias": 2,
 }
 """Room -> identifiers that still have a word of the dialect; no room gets a new one."""

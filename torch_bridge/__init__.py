@@ -73,7 +73,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.torch_bridge.engine.operators import multi_writes as _updates  # noqa: F401  (several at once)
     from isoshard.torch_bridge.engine.operators import packed_sequences as _packed  # noqa: F401  (sequences)
     from isoshard.torch_bridge.engine.operators import view_operators as _aliases  # noqa: F401  (views, in dispatch)
-    from isoshard.torch_bridge.engine.recording import forking as _forking  # noqa: F401  (refused in children)
+    from isoshard.torch_bridge.engine.recording import forking as _forking  # noqa: F401  (raises in children)
     from isoshard.torch_bridge.engine.recording.compile_settings import excess_precision
     from isoshard.torch_bridge.engine.subprograms import factorisation_checks as _failures  # noqa: F401  (of factorisations)
     from isoshard.torch_bridge.engine.subprograms import off_cpu as _elsewhere  # noqa: F401  (for LAPACK)

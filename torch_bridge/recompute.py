@@ -1,10 +1,10 @@
-"""Activation checkpointing that XLA keeps: what is dropped in forward is computed again.
+"""Activation checkpointing that survives XLA: activations are dropped, and computed again.
 
 In one program, `torch.utils.checkpoint` alone saves no memory: the recomputation is the same
 operations on the same inputs, and XLA computes common subexpressions once. Here all that the
 recomputation reads, arguments, parameters and buffers, waits behind an optimization barrier for the
-gradient that it serves. A parameter that is split over devices is so gathered a second time, and
-not kept whole from forward to backward. XLA's compiler for CPUs drops barriers, so that there only
+gradient that it serves. So a parameter that is split over devices is gathered a second time, and
+not stored replicated from forward to backward. XLA's compiler for CPUs drops barriers, so that only
 loops over layers save memory (`scan_layers(.., checkpoint=True)`, `xs.compile(step,
 repeat="auto")`); so it is with `jax.checkpoint`.
 
@@ -33,7 +33,7 @@ from isoshard.torch_bridge.spmd import optimization_barrier_
 
 
 def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
-    """Let a module keep only its inputs for backward, and compute the rest again there.
+    """Let a module save only its inputs for backward, and compute the rest again there.
 
     Random numbers (dropout) are the same in both passes. Parameters that are split over devices are
     gathered for each pass. Without gradients the module runs as before.
@@ -51,7 +51,7 @@ def checkpoint_module(module: torch.nn.Module) -> torch.nn.Module:
         TypeError: it is no module.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"checkpoint_module takes a module; given: {type(module).__name__}")
+        raise TypeError(f"checkpoint_module takes a module, and got a {type(module).__name__}")
     if getattr(module.forward, "__func__", None) is _forward:
         return module
     changed: Any = module
@@ -76,7 +76,7 @@ def checkpoint(
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     gradients: list[torch.Tensor] = []
-    own = _OwnTensors(owner)
+    module_tensors = _ModuleTensors(owner)
     calls = 0
 
     def run(_: Any, *leaves: Any) -> Any:
@@ -85,15 +85,15 @@ def checkpoint(
         if calls == 1:
             args, kwargs = pytree.tree_unflatten(leaves, structure)
             result = function(*args, **kwargs)
-            own.called()
+            module_tensors.called()
             return result
-        late = _after(gradients, (*leaves, *own.tensors))
+        late = _after(gradients, (*leaves, *module_tensors.tensors))
         gradients.clear()
         args, kwargs = pytree.tree_unflatten(late[: len(leaves)], structure)
-        with own.replaced(late[len(leaves) :]):
+        with module_tensors.replaced(late[len(leaves) :]):
             return function(*args, **kwargs)
 
-    result = torch_checkpoint(run, own.first, *leaves, use_reentrant=False)
+    result = torch_checkpoint(run, module_tensors.first, *leaves, use_reentrant=False)
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, lazy_tensor.LazyTensor) and leaf.requires_grad:
             leaf.register_hook(gradients.append)
@@ -107,47 +107,47 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(original, *args, owner=self, **kwargs)
 
 
-class _OwnTensors:
-    """Parameters and buffers that a checkpointed function finds in a module in its first call.
+class _ModuleTensors:
+    """Parameters and buffers that a checkpointed function reads of a module in its first call.
 
     Args:
         owner: the module, or None.
 
     Attributes:
-        first: a parameter, by which torch knows the device; None if there is none.
+        first: a parameter, from which torch infers the device; None if there is none.
         tensors: those on the device, each once.
     """
 
     def __init__(self, owner: torch.nn.Module | None):
         modules = [] if owner is None else owner.modules()
-        self._places = [
-            (table, name, one)
+        self._entries = [
+            (table, name, tensor)
             for module in modules
             for table in (own_parameters(module), own_buffers(module))
-            for name, one in table.items()
-            if isinstance(one, lazy_tensor.LazyTensor)
+            for name, tensor in table.items()
+            if isinstance(tensor, lazy_tensor.LazyTensor)
         ]
-        self._values = [weakref.ref(one._storage.value) for _, _, one in self._places]
+        self._values = [weakref.ref(tensor._storage.value) for _, _, tensor in self._entries]
         self.first = None if owner is None else next(owner.parameters(), None)
         self.tensors: list[Any] = []
 
     def called(self) -> None:
         """Leave out what the first call has written to: the second one writes to it as well."""
-        self._places = [
-            place
-            for place, value in zip(self._places, self._values, strict=True)
-            if place[2]._storage.value is value()
+        self._entries = [
+            entry
+            for entry, value in zip(self._entries, self._values, strict=True)
+            if entry[2]._storage.value is value()
         ]
         self._values = []
-        self.tensors = list({id(one): one for _, _, one in self._places}.values())
+        self.tensors = list({id(tensor): tensor for _, _, tensor in self._entries}.values())
 
     @contextlib.contextmanager
     def replaced(self, others: Sequence[Any]) -> Iterator[None]:
-        """Context in which the module has others in the place of `tensors`, whatever it has now."""
-        of = {id(one): other for one, other in zip(self.tensors, others, strict=True)}
+        """Context in which the module has others instead of `tensors`, whatever it has now."""
+        of = {id(tensor): other for tensor, other in zip(self.tensors, others, strict=True)}
         before = [
-            (table, name, table[name], of[id(one)])
-            for table, name, one in self._places
+            (table, name, table[name], of[id(tensor)])
+            for table, name, tensor in self._entries
             if name in table
         ]
         for table, name, _, other in before:
@@ -155,20 +155,20 @@ class _OwnTensors:
         try:
             yield
         finally:
-            for table, name, one, other in before:
+            for table, name, tensor, other in before:
                 if table.get(name) is other:
-                    table[name] = one
+                    table[name] = tensor
 
 
 def _after(gradients: list[torch.Tensor], leaves: tuple[Any, ...]) -> tuple[Any, ...]:
     """`leaves`, their tensors such that they are computed after `gradients`."""
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, lazy_tensor.LazyTensor)]
-    if not places:
+    positions = [n for n, leaf in enumerate(leaves) if isinstance(leaf, lazy_tensor.LazyTensor)]
+    if not positions:
         return leaves
-    late = _After.apply(len(gradients), *gradients, *(leaves[n] for n in places))
+    late = _After.apply(len(gradients), *gradients, *(leaves[n] for n in positions))
     result = list(leaves)
-    for place, tensor in zip(places, late, strict=True):
-        result[place] = tensor
+    for position, tensor in zip(positions, late, strict=True):
+        result[position] = tensor
     return tuple(result)
 
 
@@ -177,7 +177,7 @@ class _After(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Copies of the tensors from number `first` on."""
+        """Copies of the tensors from index `first` on."""
         copies = [tensor.clone() for tensor in tensors]
         optimization_barrier_(copies)
         late = zip(copies, ctx.needs_input_grad[1:], strict=True)

@@ -1,4 +1,4 @@
-"""torch in core's registry: all verbs of core's, each done where its idea is at home."""
+"""torch in core's registry: all verbs of core, each delegated to the room that implements it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .state.torch_state import StateVerbs
 
 
 class RegisteredTorch(StateVerbs, Torch):
-    """What core's verbs meet when they are given tensors, modules or optimizers."""
+    """Core's verbs for tensors, modules and optimizers of torch."""
 
     def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `domain.torch_verbs`."""
@@ -85,8 +85,8 @@ class RegisteredTorch(StateVerbs, Torch):
 
 def _no_array(tensor: torch.Tensor) -> NoReturn:
     raise ShardingError(
-        f"JAX computes with arrays, and was given a torch tensor of shape {tuple(tensor.shape)} on "
-        f"{tensor.device}; give it iso.to_jax(tensor), which shares the memory, or call torch code "
+        f"JAX computes with arrays, and got a torch tensor of shape {tuple(tensor.shape)} on "
+        f"{tensor.device}; pass iso.to_jax(tensor), which shares the memory, or call torch code "
         "from JAX by iso.jax_function(f)"
     )
 

@@ -66,9 +66,9 @@ def routed(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise ShardingError(f"{entry.name} has a handler, which cannot write to out=; leave it out")
     dtypes = tuple(tensor.dtype for tensor in tensors)
     key = arguments, dtypes
-    cached = entry.known.get(key)
+    cached = entry.calls.get(key)
     if cached is None:
-        cached = entry.known[key] = _HandlerCall(entry, arguments, dtypes)
+        cached = entry.calls[key] = _HandlerCall(entry, arguments, dtypes)
     return cached(tensors)
 
 

@@ -82,9 +82,9 @@ def assembled(
     plan, escaped = assembly.plan()
     values = assembly.choose_results(plan)
     plan.live += tuple(sorted(escaped))  # what the step keeps somewhere
-    plan.wanted += (layout_numbers.UNPLACED,) * len(escaped)
+    plan.result_layouts += (layout_numbers.UNPLACED,) * len(escaped)
     intern = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
-    also = {*recording.tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
+    also = {*recording.tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
     plan.placed = tuple(input_placement.layouts_on(intern, values, also)[1])
     plan.notes = Notes(recording.tape.lines, recording.tape.outputs)
     inputs = _inputs(recording, names, plan, values)
@@ -172,7 +172,7 @@ def _results(
     for tensor, value, _ in assembly.created:
         text.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
     results = []
-    for slot, number in zip(plan.live, plan.wanted, strict=True):
+    for slot, number in zip(plan.live, plan.result_layouts, strict=True):
         name, place = text.get(slot, (f"kept.{slot}", None))
         finer = plan_lowering.refined(number)
         layout: Any = None if number == layout_numbers.UNPLACED else layout_numbers.sharding(finer)

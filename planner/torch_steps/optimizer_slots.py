@@ -90,7 +90,7 @@ def keep_slots(
                 stand_ins.names[id(storage)] = named
                 size, dtype = storage.aval.token
                 value = Value(ShapeOnly(size, dtype, user), layout_numbers.intern(named.layout))
-                value.memory = storage.number
+                value.memory = storage.id
                 storage.value, storage.annotation = value, named.layout
                 result = True
     return result

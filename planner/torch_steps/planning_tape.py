@@ -56,7 +56,7 @@ class PlanningTape(Tape):
         super().__init__()
         self._mesh, self._user = mesh, user
         self.opened = True
-        self.home = tuple(mesh.devices.flat)
+        self.devices = tuple(mesh.devices.flat)
         self.lines: list[str] = []
         self.outputs: dict[int, dict[str, tuple[int, ...]]] = {}
 
@@ -84,7 +84,7 @@ class PlanningTape(Tape):
         Raises:
             ShardingError: the mark's mesh has axes that this one has not.
         """
-        if layout == layout_numbers.UNPLACED or layout_numbers.devices(layout) == self.home:
+        if layout == layout_numbers.UNPLACED or layout_numbers.devices(layout) == self.devices:
             return layout
         requested = layout_numbers.layout(layout)
         mesh = mesh_of(requested) if isinstance(requested, NamedSharding) else None

@@ -210,7 +210,7 @@ class StandIns:
         self._memory.append((storage, storage.value, storage.annotation))
         empty = ShapeOnly(tuple(size), dtype, self._user)
         value = Value(empty, layout_numbers.intern(layout))
-        value.memory = storage.number
+        value.memory = storage.id
         storage.value, storage.annotation = value, layout
 
     def _unnamed(self, tensor: torch.Tensor, path: str) -> Named | None:

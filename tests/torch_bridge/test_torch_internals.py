@@ -80,7 +80,7 @@ def dictionary_versions():
     table = {"a": 0}
     known = {version(space), version(table)}
     together = dict_versions.DictVersions([space, table])
-    assert dict_versions._PLACE is not None
+    assert dict_versions._OFFSET is not None
     assert together.read().tolist() == [version(space), version(table)]
 
     def store(number):

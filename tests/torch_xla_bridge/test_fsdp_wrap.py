@@ -146,7 +146,7 @@ def test_checkpointed_modules_have_the_same_gradients(device, leaf):
     for at, (a, b) in enumerate(zip(got, want, strict=True)):
         if at != number or device == "cpu":
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    with pytest.raises(TypeError, match="takes a module; given: function"):
+    with pytest.raises(TypeError, match="takes a module, and got a function"):
         checkpoint_module(lambda x: x)  # pyright: ignore[reportArgumentType]
 
 

@@ -32,7 +32,7 @@ def test_devices(monkeypatch):
     assert torch_xla.real_devices() == [f"CPU:{n}" for n in range(8)]
     assert torch_xla.device_count() == 8
     assert torch.ones(2, device=torch_xla.device()).device == torch_xla.device()
-    with pytest.raises(IndexError, match=r"one logical device, jax:0, and 3 was asked for"):
+    with pytest.raises(IndexError, match=r"one logical device, jax:0, and index 3 was requested"):
         torch_xla.device(3)
     monkeypatch.setenv("XLA_USE_SPMD", "1")
     assert torch_xla.device(3) == torch_xla.device()
@@ -170,7 +170,7 @@ def test_manual_seed():
     torch_xla.manual_seed(3, device="jax:0")
     assert torch.equal(first, torch.rand(4, device="jax"))
     assert not torch.equal(first, torch.rand(4, device="jax"))
-    with pytest.raises(RuntimeError, match="is no device here"):
+    with pytest.raises(RuntimeError, match="there is no device"):
         torch_xla.manual_seed(3, device="TPU:0")
 
 
@@ -222,7 +222,7 @@ def test_what_is_known_of_chips():
     assert [one["name"] for one in found] == [f"CPU:{n}" for n in range(8)]
     assert xr.runtime_device_attributes("CPU:3")["name"] == "CPU:3"
     assert xr.runtime_device_attributes("jax:0")["name"] == "CPU:0"
-    with pytest.raises(RuntimeError, match="'GPU:0' is no device here"):
+    with pytest.raises(RuntimeError, match="there is no device 'GPU:0'"):
         xr.runtime_device_attributes("GPU:0")
 
 

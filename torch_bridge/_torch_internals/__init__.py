@@ -1,7 +1,7 @@
 """What isoshard uses of torch that has no public name: all of it, and nowhere else.
 
 Each name is one row of a table (`isoshard.core.runtime.private_names`), with why it is used and
-what happens in a torch without it. `docs/compatibility.md` is made of the rows, and
+what happens in a torch without it. `docs/compatibility.md` is generated from the rows, and
 `tests/torch_bridge/test_torch_internals.py` calls each as isoshard does. Operators
 (`torch.ops.aten._to_copy`) are no rows: one that a torch does not have is left out.
 

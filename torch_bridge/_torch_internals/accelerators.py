@@ -1,4 +1,4 @@
-"""What `torch.accelerator` asks of C++, and who else asks which accelerator there is.
+"""Functions of C++ that `torch.accelerator` calls, and other readers of the accelerator.
 
 >>> len(QUESTIONS), QUESTIONS["synchronizeDevice"].attribute
 (15, '_accelerator_synchronizeDevice')
@@ -18,20 +18,20 @@ ACCELERATOR = NAMES.state(
 
 ACCELERATOR_OR_CPU = NAMES.state(
     "torch._C._get_accelerator",
-    why="says for which device process groups and `fully_shard` are made by default",
+    why="determines for which device process groups and `fully_shard` are made by default",
     without="they need it as an argument",
 )
 
 OUTSIDE_THE_TREE = NAMES.state(
     "torch._utils._is_privateuse1_backend_available",
-    why="says whether the device outside torch's tree is there, to torch's own test helpers",
+    why="determines whether the device outside torch's tree is there, to torch's own test helpers",
     without="`torch.testing._internal.distributed` cannot be imported after isoshard's bridge",
     known=_LATER,
 )
 
 REPLICATED_OVER = NAMES.state(
     "torch.nn.parallel.data_parallel._get_available_device_type",
-    why="says over which devices `DataParallel` copies a module",
+    why="determines over which devices `DataParallel` copies a module",
     without="`DataParallel` raises",
 )
 
@@ -50,7 +50,7 @@ EMPTY_HOST_CACHE = NAMES.bind(
 QUESTIONS = {
     path.rpartition("_")[2]: NAMES.state(
         path,
-        why="is asked by a function of `torch.accelerator`",
+        why="is called by a function of `torch.accelerator`",
         without="that function raises",
         known=_LATER if path.endswith("emptyHostCache") else None,
     )

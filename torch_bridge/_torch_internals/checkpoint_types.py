@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import WriteResult
 else:
     _WITHOUT = "torch's own checkpoints (`torch.distributed.checkpoint`) raise"
-    _ANNOTATES = "nothing changes: annotations say it, and no code asks"
+    _ANNOTATES = "nothing changes: annotations name it, and no code reads it"
 
     def _bind(name: str, why: str, **options: Any) -> Any:
         path = f"torch.distributed.checkpoint.{name}"
@@ -32,7 +32,7 @@ else:
     BytesStorageMetadata = _bind("metadata.BytesStorageMetadata", "is of a pickled value")
     ChunkStorageMetadata = _bind("metadata.ChunkStorageMetadata", "is of a slice of a tensor")
     MetadataIndex = _bind("metadata.MetadataIndex", "is the name of such a slice")
-    LoadItemType = _bind("planner.LoadItemType", "tells a pickled value from a tensor")
+    LoadItemType = _bind("planner.LoadItemType", "distinguishes a pickled value from a tensor")
     WriteItemType = _bind("planner.WriteItemType", "says that a slice is written")
     Metadata = _bind("metadata.Metadata", "is of a checkpoint", otherwise=Any, without=_ANNOTATES)
     STATE_DICT_TYPE = _bind(

@@ -4,9 +4,9 @@ from isoshard.core.runtime.private_names import TRIED, PrivateNames
 from isoshard.torch_bridge.common.old_torch import has_device
 
 NAMES = PrivateNames("torch", known=TRIED["torch"])
-"""What every row without versions of its own is known to be in."""
+"""The rows; one without versions of its own exists in all versions that were tried."""
 
-if has_device():  # what an older torch lacks, old_torch.py says
+if has_device():  # old_torch.py covers an older torch
     NAMES.warn_if_untested()
 NO_DEVICE = "no tensor can be made on the device"
-"""What rows are without that nothing on the device works without."""
+"""The consequence of a missing name without which nothing on the device works."""

@@ -1,4 +1,4 @@
-"""Where a device becomes known to torch, and the lists of those that torch treats as its own.
+"""Private names by which a device is registered, and torch's lists of supported devices.
 
 >>> device_name()
 'jax'
@@ -17,7 +17,7 @@ from .declared import NAMES, NO_DEVICE
 device_name: Callable[[], str] = NAMES.bind(
     "torch._C._get_privateuse1_backend_name",
     otherwise=lambda: "privateuseone",
-    why="tells whether another package took torch's slot for devices outside its tree",
+    why="reports whether another package took torch's slot for devices outside its tree",
     without="torch says it, in other words",
 )
 
@@ -36,14 +36,14 @@ def _set_device_module(name: str, module: Any) -> None:
 set_device_module: Callable[[str, Any], None] = NAMES.bind(
     "torch._register_device_module",
     otherwise=_set_device_module,
-    why="says where the functions of a device type are (`lazy`, and `xla` by request)",
+    why="determines where the functions of a device type are (`lazy`, and `xla` by request)",
     without="nothing changes: they are put where torch looks for them",
 )
 
 IN_BAD_FORK = NAMES.state(
     "torch.random.manual_seed.<device module>._is_in_bad_fork",
-    why="is asked of the device's module before it is seeded",
-    without="nothing changes: it is not asked",
+    why="is called on the device's module before it is seeded",
+    without="nothing changes: it is not called",
 )
 
 OPTIMIZED_TYPES: Any = NAMES.bind(
@@ -63,12 +63,12 @@ CLIPPED_TYPES: Any = NAMES.bind(
 FOREACH_DEVICES = NAMES.state(
     "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
     why="lists the devices for which they do",
-    without="they record an operation per parameter, and refuse `foreach=True`",
+    without="they record an operation per parameter, and reject `foreach=True`",
 )
 
 FUSED_DEVICES = NAMES.state(
     "torch.optim.optimizer._get_fused_kernels_supported_devices",
-    why="lists the devices that `fused=True` may be asked for, `xla` by request among them",
+    why="lists the devices that support `fused=True`, `xla` by request among them",
     without="`xs.drop_in.install` raises",
 )
 
@@ -83,5 +83,5 @@ let_scripts_call: Callable[[Callable[..., Any], str], None] = NAMES.bind(
     "torch.jit._builtins._register_builtin",
     otherwise=lambda function, operator: None,
     why="lets `torch.jit.script` take functions that stand for torch's own",
-    without="scripts that call `torch.as_tensor` or `torch.autograd.grad` are refused",
+    without="scripts that call `torch.as_tensor` or `torch.autograd.grad` raise",
 )

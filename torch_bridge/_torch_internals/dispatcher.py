@@ -27,7 +27,7 @@ else:
         "torch._ops.OpOverload",
         otherwise=Any,
         why="is the type of an operator with its signature",
-        without="nothing changes: annotations say it, and no code asks",
+        without="nothing changes: annotations name it, and no code reads it",
     )
     TorchDispatchMode = NAMES.bind(
         "torch.utils._python_dispatch.TorchDispatchMode",
@@ -44,15 +44,15 @@ schema_of: Callable[[Any], Any] = NAMES.field(
 
 has_kernel: Callable[[str, str], bool] = NAMES.bind(
     "torch._C._dispatch_has_kernel_for_dispatch_key",
-    why="tells whether an operator has a kernel of its own, or is made of others",
+    why="reports whether an operator has a kernel of its own, or is made of others",
     without=f"{NO_DEVICE}: operators without a lowering raise, `torch.ones` among them",
 )
 
 has_fallback: Callable[[Any], bool] = NAMES.bind(
     "torch._C._dispatch_has_backend_fallback",
     otherwise=lambda _key: True,
-    why="tells whether another package made autocast pass operators through",
-    without="`torch.autocast('jax')` refuses operators that are on none of its lists",
+    why="reports whether another package made autocast pass operators through",
+    without="`torch.autocast('jax')` rejects operators that are on none of its lists",
 )
 
 DispatchKey: Any = NAMES.bind(
@@ -61,7 +61,7 @@ DispatchKey: Any = NAMES.bind(
 
 DispatchKeySet: Any = NAMES.bind(
     "torch.DispatchKeySet",
-    why="says which kernel is called, and which kinds a tensor takes part in",
+    why="determines which kernel is called, and which kinds a tensor takes part in",
     without=NO_DEVICE,
 )
 
@@ -79,7 +79,7 @@ below_autograd: Callable[[], AbstractContextManager[Any]] = NAMES.bind(
 
 is_excluded: Callable[[Any], bool] = NAMES.bind(
     "torch._C._dispatch_tls_is_dispatch_key_excluded",
-    why="tells which of torch's transforms see nothing in `__torch_dispatch__`",
+    why="reports which of torch's transforms see nothing in `__torch_dispatch__`",
     without="operations between `enable_manual_sharding` and `disable_manual_sharding` raise",
 )
 
@@ -107,13 +107,13 @@ _forced: Callable[[Any, Any], AbstractContextManager[Any]] = NAMES.bind(
 
 _included: Callable[[], Any] = NAMES.bind(
     "torch._C._dispatch_tls_local_include_set",
-    why="says what a thread takes part in from its beginning",
+    why="determines what a thread takes part in from its beginning",
     without="as without `_ForceDispatchKeyGuard`",
 )
 
 _excluded: Callable[[], Any] = NAMES.bind(
     "torch._C._dispatch_tls_local_exclude_set",
-    why="says what a thread takes no part in from its beginning",
+    why="determines what a thread takes no part in from its beginning",
     without="as without `_ForceDispatchKeyGuard`",
 )
 
@@ -166,12 +166,12 @@ decompositions: Any = NAMES.bind(
 
 elementwise_dtypes: Callable[..., Any] = NAMES.bind(
     "torch._prims_common.elementwise_dtypes",
-    why="says in which dtype an operation computes and which it gives",
+    why="determines in which dtype an operation computes and which it gives",
     without="operations on several dtypes raise, `x + 1` among them",
 )
 
 Promotion: Any = NAMES.bind(
     "torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND",
-    why="says by which rule they do",
+    why="determines by which rule they do",
     without="operations on several dtypes raise, `x + 1` among them",
 )

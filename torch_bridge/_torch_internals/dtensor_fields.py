@@ -1,4 +1,4 @@
-"""What `torch.distributed` keeps to itself; looked up when DTensors are met, not before.
+"""Private names of `torch.distributed`, looked up at the first DTensor.
 
 >>> ASKING.path
 'torch.distributed.tensor._api'
@@ -23,7 +23,7 @@ STRIDED_SHARD = NAMES.state(
 UNFINISHED = NAMES.state(
     "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     why="is a local tensor whose collective has not ended",
-    without="such a local tensor is refused",
+    without="such a local tensor raises",
 )
 
 ASKING = NAMES.state(

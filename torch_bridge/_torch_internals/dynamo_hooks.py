@@ -1,4 +1,4 @@
-"""What is used of dynamo, which is not imported for it.
+"""Private names of dynamo, which is not imported for them.
 
 >>> current_compilation() is None
 True
@@ -51,12 +51,12 @@ SUBCLASS = NAMES.state(
 
 current_compilation: Callable[[], Any] = NAMES.bind(
     "torch._guards.CompileContext.current_compile_id",
-    why="tells that dynamo is asking, which wants a storage's size only",
+    why="reports a compilation by dynamo, which reads a storage's size only",
     without=_WITHOUT,
 )
 
 AS_TANGENT = NAMES.state(
     "torch.Tensor.__coerce_same_metadata_as_tangent__",
-    why="is asked of a gradient of a subclass where the graph was traced with another",
-    without="nothing changes: it is not asked",
+    why="is called on a gradient of a subclass where the graph was traced with another",
+    without="nothing changes: it is not called",
 )

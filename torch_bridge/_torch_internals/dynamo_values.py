@@ -1,4 +1,4 @@
-"""How dynamo follows values, and makes nodes of them.
+"""Private names of dynamo that follow values and create nodes.
 
 >>> RULE.why
 "is a function of dynamo's own values"
@@ -12,7 +12,7 @@ from .declared import NAMES
 
 _ENDS = "DTensor's methods and parallel styles end a graph of `torch.compile`"
 _NOT_CONSTANT = "`mesh.size()` ends a graph, and an equal mesh is traced again"
-_CONSTANT_KNOWN = "2.13 to 2.15"
+_CONSTANT_VERSIONS = "2.13 to 2.15"
 SINCE = (2, 13)
 """The first torch in which a mesh may be a constant of a graph."""
 
@@ -80,7 +80,7 @@ GUARDS = NAMES.state(
 
 ATTRIBUTE = NAMES.state(
     "torch._dynamo.source.AttrSource",
-    why="says that a value is an attribute of another",
+    why="is the source of an attribute of a value",
     without=_ENDS,
 )
 
@@ -90,7 +90,7 @@ END_GRAPH = NAMES.state(
     without=_ENDS,
 )
 
-REFUSED = NAMES.state(
+FAKE_TENSOR_ERROR = NAMES.state(
     "torch._dynamo.exc.FakeTensorObservedException",
     formerly="torch._dynamo.exc.TorchRuntimeError",
     why="is raised where a function refuses what is traced",
@@ -123,14 +123,14 @@ CONSTANT_TYPE = NAMES.state(
     formerly="torch._library.opaque_object.register_opaque_type",
     why="lets a mesh be a constant of a graph, of which `mesh.size()` may be asked",
     without=_NOT_CONSTANT,
-    known=_CONSTANT_KNOWN,
+    known=_CONSTANT_VERSIONS,
 )
 
 READ = NAMES.state(
     "torch._library.opaque_object.MemberType.USE_REAL",
     why="lets what a mesh is asked be answered while dynamo traces",
     without=_NOT_CONSTANT,
-    known=_CONSTANT_KNOWN,
+    known=_CONSTANT_VERSIONS,
 )
 
 CONSTANT_ATTRIBUTE = NAMES.state(
@@ -138,7 +138,7 @@ CONSTANT_ATTRIBUTE = NAMES.state(
     formerly="torch._dynamo.variables.script_object.TorchScriptObjectVariable.var_getattr",
     why="is how dynamo reads an attribute of such a constant",
     without=_NOT_CONSTANT,
-    known=_CONSTANT_KNOWN,
+    known=_CONSTANT_VERSIONS,
 )
 
 CONSTANTS = (CONSTANT_TYPE, READ, CONSTANT_ATTRIBUTE)

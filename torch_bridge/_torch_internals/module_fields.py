@@ -1,4 +1,4 @@
-"""What modules, optimizers' helpers and gradient scalers keep to themselves.
+"""Private fields of modules, optimizers' helpers and gradient scalers.
 
 >>> import torch
 >>> layer = torch.nn.Linear(2, 1)
@@ -81,7 +81,7 @@ SCALER_FIRST_USE = NAMES.state(
 
 SCALER_STEP = NAMES.state(
     "torch.amp.GradScaler._maybe_opt_step",
-    why="asks on the host whether to step, which a captured step refuses",
+    why="decides on the host whether to step, which raises in a captured step",
     without="`xs.compile` of a step with a scaler raises",
 )
 
@@ -100,6 +100,6 @@ GROWTH = NAMES.state(
 scaler_states: Callable[[Any], dict[Any, Any]] = NAMES.field(
     "torch.amp.GradScaler._per_optimizer_states",
     example=lambda: torch.amp.GradScaler("cpu"),
-    why="tells which optimizers' gradients were unscaled",
+    why="reports which optimizers' gradients were unscaled",
     without="`xs.compile` of a step with a scaler raises",
 )

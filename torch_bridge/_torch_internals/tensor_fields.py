@@ -1,4 +1,4 @@
-"""What tensors and the nodes of autograd's graph carry, and how a tensor of a subclass is made.
+"""Private fields of tensors and autograd's nodes, and how a tensor of a subclass is created.
 
 >>> import torch
 >>> tensor = torch.ones(2, requires_grad=True)
@@ -49,7 +49,7 @@ swap_contents: Callable[[torch.Tensor, torch.Tensor], None] = NAMES.bind(
 
 is_view: Callable[[torch.Tensor], bool] = NAMES.bind(
     "torch.Tensor._is_view",
-    why="tells whether autograd takes a tensor for a view",
+    why="reports whether autograd takes a tensor for a view",
     without="turning a tensor in place raises",
 )
 
@@ -107,13 +107,13 @@ _is_parameter = NAMES.field(
 )
 
 PARAMETER_FIELD = "_is_param" if isinstance(_is_parameter, operator.attrgetter) else None
-"""What the `__dict__` of such a parameter has; None if torch knows parameters otherwise."""
+"""The entry of such a parameter's `__dict__`; None if torch marks parameters otherwise."""
 
 
 def put_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
-    """Give a tensor the hooks that `all_hooks` gave of it before its memory was swapped.
+    """Set the hooks of a tensor that `all_hooks` returned before its memory was swapped.
 
-    C++ keeps what calls them with the memory, and setting them tells it anew.
+    C++ stores what calls them with the memory, so they have to be set again.
     """
     before, after = hooks
     if before:
@@ -142,13 +142,13 @@ def _node() -> Any:
 _sequence = NAMES.field(
     "torch.autograd.graph.Node._sequence_nr",
     example=_node,
-    why="tells whether a node of the graph was made before a region or in it",
+    why="reports whether a node of the graph was made before a region or in it",
     without="`xs.scan_layers`, gradient accumulation and checkpointed regions raise",
 )
 
 
 def sequence_number(node: Any) -> int:
-    """The number of a node of this thread's autograd graph; later ones have higher numbers.
+    """The sequence number of a node of this thread's autograd graph; later nodes have higher ones.
 
     Args:
         node: a `grad_fn`.
@@ -158,7 +158,7 @@ def sequence_number(node: Any) -> int:
 
 current_node: Callable[[], Any] = NAMES.bind(
     "torch._C._current_autograd_node",
-    why="tells that a gradient is being computed, where `torch.func` mixes dtypes",
+    why="reports that a gradient is being computed, where `torch.func` mixes dtypes",
     without="operations that want one dtype raise",
 )
 
@@ -185,7 +185,7 @@ def forward_levels() -> int:
 
 _LEVEL = NAMES.state(
     "torch.autograd.forward_ad._current_level",
-    why="tells whether forward-mode differentiation is on, for which attention has no operator",
+    why="reports whether forward-mode differentiation is on, for which attention has no operator",
     without="attention under `torch.func.jvp` raises, as its operator has no forward gradient",
 )
 

@@ -1,4 +1,4 @@
-"""What torch's tracers ask and are told: nested arguments, tensors without elements, the flag.
+"""Private names of torch's tracers: nested arguments, tensors without elements, the flag.
 
 >>> tree_leaves = pytree.tree_leaves
 >>> tree_leaves({"a": (1, [2]), "b": 3})
@@ -40,6 +40,6 @@ NEW_FAKE = NAMES.state(
 
 BOXED: Any = NAMES.state(
     "torch._functorch.aot_autograd.<compiled graph>._boxed_call",
-    why="says that a compiled graph takes a list of arguments, which it may empty",
+    why="marks a compiled graph that takes a list of arguments, which it may empty",
     without="memory of activations is freed later",
 )

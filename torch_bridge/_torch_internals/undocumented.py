@@ -24,7 +24,7 @@ DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[Any]] = NAMES.
 
 is_autocast_enabled: Callable[[str], bool] = NAMES.bind(
     "torch.is_autocast_enabled",
-    why="tells whether autocast is on, on which a program depends",
+    why="reports whether autocast is on, on which a program depends",
     without="`xs.compile`, `scan_layers` and functions between torch and JAX raise",
 )
 
@@ -37,7 +37,7 @@ get_autocast_dtype: Callable[[str], torch.dtype] = NAMES.bind(
 caches_casts: Callable[[], bool] = NAMES.bind(
     "torch.is_autocast_cache_enabled",
     otherwise=lambda: True,
-    why="tells whether autocast keeps what it has cast, on which a captured step depends",
+    why="reports whether autocast keeps what it has cast, on which a captured step depends",
     without="nothing changes: the device keeps nothing of that kind",
 )
 
@@ -50,7 +50,7 @@ SET_AUTOCAST_DTYPE = NAMES.state(
 is_anomaly_enabled: Callable[[], bool] = NAMES.bind(
     "torch.is_anomaly_enabled",
     otherwise=lambda: False,
-    why="tells whether `torch.autograd.set_detect_anomaly` is on, on which a captured step depends",
+    why="reports whether `torch.autograd.set_detect_anomaly` is on: a captured step depends on it",
     without="a step that was captured before it was switched on is replayed without it",
 )
 
@@ -82,7 +82,7 @@ WeakTensorKeyDictionary: Callable[[], Any] = NAMES.bind(
 XPU = NAMES.state(
     "torch.version.xpu",
     substitute=True,
-    why="tells whether this torch was built for Intel's GPUs",
+    why="reports whether this torch was built for Intel's GPUs",
     without="`torch.accelerator` does not find them until there is a tensor on `jax`",
 )
 

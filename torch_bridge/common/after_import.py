@@ -1,4 +1,4 @@
-"""What is done once somebody has imported a module, now or later.
+"""Actions that run once a module has been imported, now or later.
 
 >>> done = []
 >>> after_import("json", lambda: done.append("json is there"))
@@ -34,7 +34,7 @@ def after_import(name: str, action: Action) -> None:
 
 
 class _WaitingFinder(importlib.abc.MetaPathFinder):
-    """Finds one module as everybody does, and acts after it was loaded."""
+    """Finds one module as the other finders do, and acts after it was loaded."""
 
     def __init__(self, name: str, action: Action):
         self._name, self._action = name, action

@@ -1,9 +1,9 @@
-"""Types of arguments of which nothing narrower than `Any` is true, each with the reason.
+"""Types of arguments that no type narrower than `Any` describes, each with the reason.
 
 >>> MeshLike is PyTree is Any
 True
 
-A parameter of a public function that takes anything says by one of these names what it takes.
+A parameter of a public function that takes anything declares by one of these names what it takes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ PlacementLike: TypeAlias = Any
 """A placement of torch, or one of torch's for each tensor; their classes are imported late."""
 
 PlanLike: TypeAlias = Any
-"""A `Plan`, or what one is made of; or a layout, where either may stand."""
+"""A `Plan`, or rules for one; or a sharding, where a function takes either."""
 
 PyTree: TypeAlias = Any
-"""A caller's tree of arrays and other things: of any container that JAX or torch knows."""
+"""A caller's tree of arrays and other leaves, in any container that JAX or torch flattens."""
 
 Leaf: TypeAlias = Any
-"""One object of a caller's tree, of which a function asks what it is."""
+"""One object of a caller's tree, whose type a function examines."""
 
 ArrayLike: TypeAlias = Any
 """An array of JAX or NumPy, a tracer, or an array in blocks: they have no class in common."""
 
 DeviceTensor: TypeAlias = Any
-"""A tensor on the `jax` device, whose class is made of what takes it, or a `DTensor`."""
+"""A tensor on the `jax` device, whose class is defined in a later room, or a `DTensor`."""
 
 LayoutLike: TypeAlias = Any
 """A layout as JAX has it, in blocks, or none: JAX types its own by their base class alone."""
@@ -50,4 +50,4 @@ AutogradFunction: TypeAlias = Any
 """A subclass of `torch.autograd.Function`: its `forward` has a signature of its own."""
 
 Opaque: TypeAlias = Any
-"""Passed on, refused or compared, and never looked into."""
+"""Passed on, rejected or compared, and never examined."""

@@ -80,7 +80,7 @@ _NARROWED = {torch.int64: torch.int32, torch.uint64: torch.uint32} if NARROW els
 
 
 def physical_dtype(dtype: torch.dtype) -> np.dtype:
-    """The dtype of the JAX buffer that holds a tensor of logical dtype `dtype`."""
+    """The dtype of the JAX buffer of a tensor of logical dtype `dtype`."""
     return numpy_dtype(_NARROWED.get(dtype, dtype))
 
 

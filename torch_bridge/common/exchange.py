@@ -1,6 +1,6 @@
 """CPU tensors and host arrays share memory.
 
-NumPy has no bfloat16 and no float8 of its own, and torch does not know ml_dtypes, so those types
+NumPy has no bfloat16 and no float8 of its own, and torch does not support ml_dtypes, so those types
 cross as integers of the same width. Nothing here copies.
 """
 
@@ -22,9 +22,6 @@ _NATIVE = frozenset("?bBhHiIlLqQefdFD")
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A CPU tensor's memory as an array of the same dtype, without a copy.
-
-    Args:
-        tensor: any strided CPU tensor that requires no gradient.
 
     Returns:
         An array with the same shape and strides.
@@ -55,8 +52,8 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     tensor([0, 1])
     """
     if array.dtype.char in _NATIVE:
-        made = torch.from_numpy(array)
-        return made.view(dtype) if dtype in BYTES else made.to(dtype)
+        tensor = torch.from_numpy(array)
+        return tensor.view(dtype) if dtype in BYTES else tensor.to(dtype)
     _, numpy_bits = _BITS[array.dtype.itemsize]
     raw = np.ascontiguousarray(array).reshape(array.shape).view(numpy_bits)
     return (
@@ -102,13 +99,13 @@ def share_with_cpu(array: jax.Array | UnevenArray) -> torch.Tensor:
     """An array on one CPU device as a plain CPU tensor over the same memory.
 
     Raises:
-        CopyError: it lies on several devices, on another one, or in blocks of unequal sizes.
+        CopyError: the array is on several devices, on another one, or in blocks of unequal sizes.
     """
     if not isinstance(array, jax.Array) or len(array.devices()) > 1 or not _is_on_cpu(array):
         raise CopyError(
-            f"an array of shape {tuple(array.shape)} that does not lie on one CPU device cannot "
-            "share memory with one CPU tensor; pass copy=None for a copy, or take "
-            'isoshard.local_shards(array, framework="torch"), which shares each device\'s part'
+            f"an array of shape {tuple(array.shape)} that is not on one CPU device cannot share "
+            "memory with one CPU tensor; pass copy=None for a copy, or take "
+            'isoshard.local_shards(array, framework="torch"), which shares each shard\'s memory'
         )
     return shard_to_torch(array, copy=False)
 

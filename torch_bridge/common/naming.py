@@ -1,4 +1,4 @@
-"""What the device calls itself: `jax:0`, or `xla:0` in scripts written for torch_xla.
+"""The name of the device: `jax:0`, or `xla:0` in scripts written for torch_xla.
 
 >>> current()
 device(type='jax', index=0)
@@ -29,21 +29,21 @@ def current() -> torch.device:
 
 
 def check_index(device: torch.device | str | None) -> None:
-    """Refuse a device `jax` with a number; in scripts of torch_xla any `xla` is the one device.
+    """Raise for a device `jax` of another index; in scripts of torch_xla any `xla` is the device.
 
     Raises:
-        DeviceError: its number is not 0.
+        DeviceError: its index is not 0.
 
     >>> check_index("jax:9")
     Traceback (most recent call last):
         ...
-    isoshard.core.errors.DeviceError: there is no device jax:9: to torch all of JAX's devices are one device, jax:0; to lay a tensor out over several, use iso.shard(tensor, mesh, spec)
+    isoshard.core.errors.DeviceError: there is no device jax:9: to torch all of JAX's devices are one device, jax:0; to shard a tensor over several, use iso.shard(tensor, mesh, spec)
     """  # noqa: E501
     device = torch.device(device) if isinstance(device, str) else device
     if device is not None and device.type == "jax" and device.index:
         raise DeviceError(
             f"there is no device {device}: to torch all of JAX's devices are one device, jax:0; to "
-            "lay a tensor out over several, use iso.shard(tensor, mesh, spec)"
+            "shard a tensor over several, use iso.shard(tensor, mesh, spec)"
         )
 
 
@@ -82,7 +82,7 @@ def in_users_words() -> Iterator[None]:
 
 
 def moving() -> str:
-    """How a tensor or module is moved to the device, as messages say it.
+    """The call that moves a tensor or module to the device, for messages.
 
     >>> moving()
     ".to('jax')"

@@ -1,7 +1,7 @@
 """A torch before 2.10, which cannot have the `jax` device, as torch_xla 2.9 needs one.
 
 There `isoshard.torch_bridge` registers nothing; `isoshard.torch_bridge.torch_xla_backend` works,
-and everything else of the bridge says what it needs when it is first asked for.
+and everything else of the bridge raises ImportError at its first use.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ def has_device() -> bool:
 
 
 def refuse(what: str) -> NoReturn:
-    """Say what is missing.
-
-    Args:
-        what: was asked for.
+    """Raise for what needs a newer torch.
 
     Raises:
         ImportError: always.
@@ -46,7 +43,7 @@ isoshard.torch_bridge.torch_xla_backend.
 
 
 class OldTorch(Framework):
-    """Core's verbs for torch objects of an old torch: every one says what is missing."""
+    """Core's verbs for objects of an old torch: each raises ImportError."""
 
     name = "torch"
 
@@ -55,15 +52,15 @@ class OldTorch(Framework):
         return isinstance(obj, torch.Tensor | torch.nn.Module)
 
     def check_shard(self, x: Any, mesh: Any, spec: Any, **options: Any) -> None:
-        """Refuse, as `shard` would."""
+        """Raise, as `shard` would."""
         self._lacks("shard", x)
 
     def from_jax(self, array: Any, *, copy: bool | None = None) -> Any:
-        """Refuse."""
+        """Raise ImportError."""
         refuse("isoshard.to_torch")
 
     def shard_from_jax(self, array: Any, *, copy: bool | None = None) -> Any:
-        """Refuse."""
+        """Raise ImportError."""
         refuse("isoshard.local_shards(.., framework='torch')")
 
     def _lacks(self, verb: str, obj: Any) -> NoReturn:
@@ -71,5 +68,5 @@ class OldTorch(Framework):
 
 
 def register_refusals() -> None:
-    """Answer core's verbs in place of the bridge."""
+    """Register `OldTorch` in place of the bridge."""
     register(OldTorch())

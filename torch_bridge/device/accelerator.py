@@ -2,8 +2,8 @@
 
 torch takes the one device that lives outside its tree for the machine's accelerator as soon as it
 is registered. Then programs that never use it change: `DataLoader` pins memory, process groups and
-`DataParallel` look for backends. So until there is a tensor on the device, or somebody asked for it
-(`xs.xla_device()`), torch is told what it would be without isoshard.
+`DataParallel` look for backends. So until there is a tensor on the device, or `xs.xla_device()` was
+called, torch finds what it would find without isoshard.
 
 >>> x = torch.ones(2, device="jax")
 >>> torch.accelerator.current_accelerator(), torch.accelerator.device_count()
@@ -39,7 +39,7 @@ _OTHERS: dict[str, Callable[[], bool]] = {
 
 _PROCESS_GROUPS = ("torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 
-NONE = "Cannot access accelerator device when none is available."  # as torch says it
+NONE = "Cannot access accelerator device when none is available."  # torch's words
 
 
 def register(module: Any) -> None:
@@ -56,7 +56,9 @@ def register(module: Any) -> None:
         (accelerators.PROFILED, _but_ours),
     ]
     for name, question in accelerators.QUESTIONS.items():
-        instead.append((question, functools.partial(_answering, _ANSWERS[name], _ASKED.get(name))))
+        instead.append(
+            (question, functools.partial(_answering, _ANSWERS[name], _OTHER_ANSWERS.get(name)))
+        )
     for question, make in instead:
         if question.found(None) is not None:
             question.wrap(make)
@@ -72,7 +74,7 @@ def without_ours() -> torch.device | None:
 
 
 def _accelerator_of_caller(*_: Any) -> torch.device | None:
-    """The accelerator; none where process groups ask, since no backend of theirs knows `jax`.
+    """The accelerator; none for process groups, none of whose backends supports `jax`.
 
     The ranks of the device meet in JAX.
     """
@@ -86,18 +88,18 @@ def _accelerator_of_caller(*_: Any) -> torch.device | None:
 
 def _of_process_groups(*_: Any) -> torch.device:
     """The device of process groups by default."""
-    found = None if lazy_tensor.used() else without_ours()
-    if found is None or not torch.get_device_module(found).is_available():
+    device = None if lazy_tensor.used() else without_ours()
+    if device is None or not torch.get_device_module(device).is_available():
         return torch.device("cpu")
-    return found
+    return device
 
 
 def _without_copies(torchs: Callable[[], str | None]) -> Callable[[], str | None]:
     """The device type over which `DataParallel` copies: a mesh is one device, and has no copies."""
 
     def device_type() -> str | None:
-        found = torchs()
-        return None if found == "jax" else found
+        kind = torchs()
+        return None if kind == "jax" else kind
 
     return device_type
 
@@ -109,31 +111,33 @@ def _but_ours(activities: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
 
 def _answering(
     answer: Callable[..., Any] | None,
-    ask: Callable[..., Any] | None,
+    ask_other: Callable[..., Any] | None,
     torchs: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """A function of C++, which itself answers for the `jax` device as soon as that is registered.
+    """Wrap a function of C++, which returns the `jax` device's value as soon as that is registered.
 
     Args:
         answer: for the `jax` device; None where torch's own answer is right.
-        ask: asks the module of another accelerator, such as `torch.cuda`; None where no such module
-            has an answer.
+        ask_other: calls the module of another accelerator, such as `torch.cuda`; None where no such
+            module has an answer.
         torchs: the function.
     """
 
-    def asked(*args: Any) -> Any:
+    def call(*args: Any) -> Any:
         if lazy_tensor.used():
             return torchs(*args) if answer is None else answer(*args)
         other = without_ours()
         if other is None:
             raise RuntimeError(NONE)
-        return torchs(*args) if ask is None else ask(torch.get_device_module(other), *args)
+        return (
+            torchs(*args) if ask_other is None else ask_other(torch.get_device_module(other), *args)
+        )
 
-    return asked
+    return call
 
 
 def _with_ours(torchs: Any, module: Any) -> Any:
-    """`torch.get_device_module`, which caches what it once said."""
+    """`torch.get_device_module`, which caches its first result."""
 
     @functools.wraps(torchs)
     def get_device_module(device: torch.device | str | None = None) -> Any:
@@ -145,7 +149,7 @@ def _with_ours(torchs: Any, module: Any) -> Any:
 def stats() -> dict[str, Any]:
     """Memory of the process's devices as torch's allocators nest it, in bytes.
 
-    As far as JAX tells: `torch_xla.core.xla_model.get_memory_info` says what the figures are.
+    As far as JAX reports it: see `torch_xla.core.xla_model.get_memory_info`.
     """
     info = get_memory_info()
     used = {"all": {"current": info["bytes_used"], "peak": info["peak_bytes_used"]}}
@@ -153,13 +157,13 @@ def stats() -> dict[str, Any]:
 
 
 def free_and_total() -> tuple[int, int]:
-    """Bytes that are free, and that there are."""
+    """Free and total bytes of memory."""
     info = get_memory_info()
     return info["bytes_limit"] - info["bytes_used"], info["bytes_limit"]
 
 
 def keep_peaks(*_: Any) -> None:
-    """Say that peaks cannot be reset: they are JAX's own, which keeps them for a process's life."""
+    """Warn that peaks cannot be reset: JAX keeps them for the life of a process."""
     warnings.warn(
         "JAX keeps the peak of memory for the life of the process: it is not reset", stacklevel=3
     )
@@ -169,13 +173,13 @@ def _capability(_: int) -> dict[str, Any]:
     return {"supported_dtypes": supported()}
 
 
-def _one_device(index: int) -> None:
+def _check_index(index: int) -> None:
     if index not in (0, -1):
-        raise RuntimeError(f"there is one logical device, jax:0, and {index} was asked for")
+        raise RuntimeError(f"there is one logical device, jax:0, and index {index} was requested")
 
 
 def _exchanged(index: int) -> int:
-    _one_device(index)
+    _check_index(index)
     return 0
 
 
@@ -187,7 +191,7 @@ def _exchange(module: Any, index: int) -> int:
 
 
 _ANSWERS: dict[str, Callable[..., Any] | None] = {
-    "emptyCache": lambda: None,  # JAX gives back what nobody holds
+    "emptyCache": lambda: None,  # JAX frees arrays without references
     "emptyHostCache": lambda: None,
     "exchangeDevice": _exchanged,
     "getDeviceCapability": _capability,
@@ -199,12 +203,12 @@ _ANSWERS: dict[str, Callable[..., Any] | None] = {
     "maybeExchangeDevice": _exchanged,
     "resetAccumulatedStats": keep_peaks,
     "resetPeakStats": keep_peaks,
-    "setDeviceIndex": _one_device,
+    "setDeviceIndex": _check_index,
     "setStream": lambda _: None,
     "synchronizeDevice": lambda _: sync(wait=True),
 }
 
-_ASKED: dict[str, Callable[..., Any]] = {
+_OTHER_ANSWERS: dict[str, Callable[..., Any]] = {
     "emptyCache": lambda module: module.empty_cache(),
     "emptyHostCache": lambda _: accelerators.EMPTY_HOST_CACHE(),
     "exchangeDevice": _exchange,
@@ -220,4 +224,4 @@ _ASKED: dict[str, Callable[..., Any]] = {
     "setStream": lambda module, stream: module.set_stream(stream),
     "synchronizeDevice": lambda module, index: module.synchronize(index),
 }
-"""What is asked of another accelerator's module while no tensor is on the `jax` device."""
+"""Calls of another accelerator's module while no tensor is on the `jax` device."""

@@ -1,8 +1,8 @@
 """Operators that torch composes of others, composed in another way on the `jax` device.
 
 `torch.linalg.pinv(x)` fills a float64 tensor with its tolerance, `matrix_rank` and the gradient of
-`renorm` do the like. While JAX holds no float64 these would be refused, though no user asked for
-one. So the `jax` device brings its own composition, in the dtype of the argument; autograd
+`renorm` do the like. Without `jax_enable_x64` these would raise, though no user asked for float64.
+So the `jax` device brings its own composition, in the dtype of the argument; autograd
 differentiates it as usual. Attention, which torch makes of twenty operators, is one here.
 
 >>> import torch
@@ -107,23 +107,23 @@ def _diagonal_scatter(
     self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
     """Real numbers in a complex diagonal have real gradients; torch gives them complex ones."""
-    found = self.clone()
-    found.diagonal(offset, dim1, dim2).copy_(src)
-    return found
+    result = self.clone()
+    result.diagonal(offset, dim1, dim2).copy_(src)
+    return result
 
 
 def _into(function: Any) -> Any:
     """The `out=` variant of an operator."""
 
     def run(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        got = function(*args, **kwargs)
-        if not torch.can_cast(got.dtype, out.dtype):
+        result = function(*args, **kwargs)
+        if not torch.can_cast(result.dtype, out.dtype):
             raise RuntimeError(
-                f"result type {got.dtype} can't be cast to the desired output type {out.dtype}"
+                f"result type {result.dtype} can't be cast to the desired output type {out.dtype}"
             )
-        if out.shape != got.shape:
-            out_arguments.warn_of_resizing(out, got)
-        return out.resize_(got.shape).copy_(got)
+        if out.shape != result.shape:
+            out_arguments.warn_of_resizing(out, result)
+        return out.resize_(result.shape).copy_(result)
 
     return run
 
@@ -177,9 +177,9 @@ def _handler(function: Any) -> dispatch.Handler:
 def register() -> list[torch.library.Library]:
     """Give torch the compositions; they last as long as the libraries that are returned."""
     library = torch.library.Library("aten", "IMPL")
-    for name, own in _COMPOSITES.items():
+    for name, composite in _COMPOSITES.items():
         packet, _, overload = name.partition(".")
-        function = _worded(own)
+        function = _worded(composite)
         if hasattr(getattr(torch.ops.aten, packet, None), overload or "default"):
             library.impl(name, function, "AutogradLazy")
             # Inference mode goes by autograd, and comes to our dispatcher at once.

@@ -1,4 +1,4 @@
-"""The `jax` device: how torch comes to know it, and what torch asks of it.
+"""The `jax` device: its registration in torch, and its module `torch.jax`.
 
 torch has one device type for backends that live outside its tree, PrivateUse1; here it is renamed
 `jax`, so that `device="jax"`, `.to("jax")`, `torch.manual_seed` and `torch.autocast("jax")` find
@@ -33,6 +33,7 @@ from isoshard.torch_bridge.engine.values.value import Aval
 from ..common import naming
 from ..execution.runtime import sync
 from ..overrides import (
+    addresses,
     as_tensor,
     autocast,
     grad_scaler,
@@ -41,7 +42,6 @@ from ..overrides import (
     loaded_state,
     nested_layouts,
     pickling,
-    storages,
     swap_parameters,
 )
 from . import accelerator, composites
@@ -52,13 +52,13 @@ _LIBRARIES: list[torch.library.Library] = []
 
 
 class DeviceModule:
-    """`torch.jax`: what torch asks a device type's module."""
+    """`torch.jax`: the functions that torch calls of a device type's module."""
 
     _initialized = True
 
     @staticmethod
     def device(index: Any = None) -> contextlib.AbstractContextManager[None]:
-        """A context that changes nothing for the one logical device; another is refused."""
+        """A context that changes nothing for the one logical device; another raises."""
         naming.check_index(f"jax:{index}" if isinstance(index, int) and index >= 0 else None)
         return contextlib.nullcontext()
 
@@ -99,12 +99,12 @@ class DeviceModule:
 
     @staticmethod
     def set_device(device: Any) -> None:
-        """Nothing for the one logical device; another is refused."""
+        """Does nothing for the one logical device; another raises."""
         naming.check_index(f"jax:{device}" if isinstance(device, int) else device)
 
     @staticmethod
     def empty_cache() -> None:
-        """Nothing: JAX gives back what nobody holds."""
+        """Does nothing: JAX frees arrays without references."""
 
     @staticmethod
     def memory_stats(device: Any = None) -> dict[str, int]:
@@ -113,17 +113,17 @@ class DeviceModule:
 
     @staticmethod
     def memory_allocated(device: Any = None) -> int:
-        """Bytes that arrays hold."""
+        """Bytes of live arrays."""
         return get_memory_info()["bytes_used"]
 
     @staticmethod
     def max_memory_allocated(device: Any = None) -> int:
-        """The most bytes that were held since the process began."""
+        """The most bytes of live arrays since the process began."""
         return get_memory_info()["peak_bytes_used"]
 
     @staticmethod
     def mem_get_info(device: Any = None) -> tuple[int, int]:
-        """Bytes that are free, and that there are."""
+        """Free and total bytes of memory."""
         return accelerator.free_and_total()
 
     @staticmethod
@@ -172,7 +172,7 @@ class DeviceModule:
 
 
 def register() -> None:
-    """Make torch know the device. Runs once, when the torch bridge is first used.
+    """Register the device with torch, once, when the torch bridge is first used.
 
     Raises:
         RuntimeError: another package has already renamed torch's PrivateUse1 device.
@@ -182,8 +182,9 @@ def register() -> None:
     name = device_slot.device_name()
     if name not in ("privateuseone", "jax"):
         raise RuntimeError(
-            f"torch's one slot for outside devices is already taken by {name!r}; isoshard's `jax` "
-            "device needs a process of its own. Import isoshard.torch_bridge without that package."
+            f"torch's slot for devices outside its tree is already taken by {name!r}; isoshard's "
+            "`jax` device needs a process without it. Do not import that package together with "
+            "isoshard.torch_bridge."
         )
     try:
         device_slot.set_up_device("jax", DeviceModule)
@@ -203,7 +204,7 @@ def register() -> None:
         as_tensor.register,
         swap_parameters.register,
         pickling.register,
-        storages.register,
+        addresses.register,
         grad_scaler.register,
         gradients_of_leaves.register,
         loaded_state.register,
@@ -216,21 +217,17 @@ def register() -> None:
 
 
 def _refuse(reason: str) -> None:
-    """Let torch know the name of the device, and raise where a tensor is made there.
-
-    Args:
-        reason: the message.
-    """
+    """Register the name of the device only: creating a tensor there raises."""
     torch.utils.rename_privateuse1_backend("jax")
     device_slot.set_device_module("jax", DeviceModule)
     accelerator.register(DeviceModule)
 
-    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+    def kernel(*args: Any, **kwargs: Any) -> NoReturn:
         raise PrivateNameError(reason)
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl("empty.memory_format", refused, "PrivateUse1")
-    library.impl("empty_strided", refused, "PrivateUse1")
+    library.impl("empty.memory_format", kernel, "PrivateUse1")
+    library.impl("empty_strided", kernel, "PrivateUse1")
     _LIBRARIES.append(library)
 
 
@@ -247,7 +244,7 @@ def _let_loaders_pin() -> None:
         if device is None or torch.device(device).type in ("jax", "cpu"):
             device = "cuda" if torch.cuda.is_available() else None
         if device is None and not lazy_tensor.used():
-            device = accelerator.without_ours()  # torch says why there is none of these
+            device = accelerator.without_ours()  # torch raises where there is none of these
             if device is None:
                 raise RuntimeError(accelerator.NONE)
         if device is None:
@@ -270,7 +267,7 @@ def add_kernels(key: str) -> None:
     library.impl("empty_strided", _empty_strided, key)
     library.impl("_efficientzerotensor", _zeros, key)
     library.impl("_copy_from", _copy_from, key)
-    library.impl("_local_scalar_dense", _number, key)
+    library.impl("_local_scalar_dense", _scalar, key)
     _LIBRARIES.append(library)
     for factory in _FACTORIES:
         packet, _, overload = factory.partition(".")
@@ -280,17 +277,17 @@ def add_kernels(key: str) -> None:
 
 
 def _join_lists() -> None:
-    """Put our class and device on the lists of those that torch treats as its own."""
-    for known in (device_slot.OPTIMIZED_TYPES, device_slot.CLIPPED_TYPES):
-        known.append(
+    """Add our class and device to torch's lists for foreach operations."""
+    for foreach_types in (device_slot.OPTIMIZED_TYPES, device_slot.CLIPPED_TYPES):
+        foreach_types.append(
             lazy_tensor._CLASS
         )  # as torch's DTensor does: one operation for all parameters
-    # `clip_grad_norm_` and its kin ask with the C++ device.
+    # `clip_grad_norm_` and its kin look up the C++ device.
     device_slot.FOREACH_DEVICES.wrap(lambda devices: lambda: [*devices(), "lazy"])
 
 
 def _join_traced_types() -> None:
-    """Let `make_fx`, and with it `torch.func.linearize`, take our tensors for no constants."""
+    """Let `make_fx`, and so `torch.func.linearize`, trace our tensors: else they are constants."""
     TRACED_TYPES.wrap(lambda types: (*types, lazy_tensor._CLASS))
 
 
@@ -359,8 +356,10 @@ def _memory(meta: Meta) -> torch.Tensor:
     recipe = _EMPTY.lookup(aval.token)
     if recipe is None:
         shape, dtype = aval.token
-        made = Recipe("empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1)
-        recipe = _EMPTY.intern(aval.token, made)
+        new_recipe = Recipe(
+            "empty", lambda _inputs, _scalars, _key: [jax.numpy.zeros(shape, dtype)], 1
+        )
+        recipe = _EMPTY.intern(aval.token, new_recipe)
     return lazy_tensor.fresh(aval, tapes.recorder().record(recipe, ())[0])
 
 
@@ -377,8 +376,8 @@ def _copy_from(
     return target
 
 
-def _number(tensor: torch.Tensor):
-    # torch.tensor([..]) asks for each of its 0-d tensors, below the class of tensors.
+def _scalar(tensor: torch.Tensor):
+    # torch.tensor([..]) reads each of its 0-d tensors so, below the class of tensors.
     return dispatch.handle(torch.ops.aten._local_scalar_dense.default, (tensor,), {})
 
 

@@ -14,8 +14,8 @@ torch makes a generator for a device that lives outside its tree in C++ only, so
 Its C++ part is a generator of the CPU with the same seed, so the Python parts of torch that draw on
 the CPU (`DataLoader`, `random_split`) take it too, and are reproducible with it.
 
-Tested with torch 2.13, which hands an operator's Python code one object per C++ generator as long
-as somebody holds that object; it is held here.
+Tested with torch 2.13, which passes an operator's Python code the same object for a C++ generator
+as long as a reference to it exists; this class keeps one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Generator(torch.Generator):
         return self
 
     def seed(self) -> int:
-        """Start a stream that nobody can foresee; returns its seed."""
+        """Start a stream with a random seed; returns the seed."""
         seed = secrets.randbits(63)
         self.manual_seed(seed)
         return seed
@@ -88,9 +88,9 @@ class Generator(torch.Generator):
         return self._state.seed
 
     def get_state(self) -> torch.Tensor:
-        """Where the stream stands: a uint8 CPU tensor."""
-        own = torch.frombuffer(bytearray(self._state.to_bytes()), dtype=torch.uint8)
-        return torch.cat([own, super().get_state()])
+        """The state of the stream: a uint8 CPU tensor."""
+        seed_and_counter = torch.frombuffer(bytearray(self._state.to_bytes()), dtype=torch.uint8)
+        return torch.cat([seed_and_counter, super().get_state()])
 
     def set_state(self, state: torch.Tensor) -> Generator:
         """Go on where `get_state` was called; returns the generator."""
@@ -99,7 +99,7 @@ class Generator(torch.Generator):
         return self
 
     def clone_state(self) -> Generator:
-        """A generator of its own that stands at the same place."""
+        """Another generator with the same state."""
         return type(self)().set_state(self.get_state())
 
     def graphsafe_get_state(self) -> Generator:
@@ -115,13 +115,13 @@ class Generator(torch.Generator):
         return self._state.counter
 
     def set_offset(self, offset: int) -> Generator:
-        """Take the key with this number next."""
-        own = self._state
-        own.from_bytes(own.seed.to_bytes(8, "little") + offset.to_bytes(8, "little"))
+        """Take the key at this offset next."""
+        state = self._state
+        state.from_bytes(state.seed.to_bytes(8, "little") + offset.to_bytes(8, "little"))
         return self
 
     def __reduce__(self) -> Any:
-        """Pickle and copy as a generator that stands at the same place."""
+        """Pickle and copy as a generator with the same state."""
         return _rebuild, (self.get_state(),)
 
 
@@ -130,7 +130,7 @@ def _rebuild(state: torch.Tensor) -> Generator:
 
 
 class _Catch(TorchDispatchMode):
-    """Notes the generator that an operator's Python code is given."""
+    """Catches the generator that an operator's Python code gets."""
 
     caught: Any = None
 
@@ -143,7 +143,7 @@ _PROBE = torch.empty(0)
 
 
 def _as_passed_to_operators(generator: torch.Generator) -> torch.Generator:
-    """The object that stands for `generator` in the arguments of a dispatched operator."""
+    """The object that represents `generator` in the arguments of a dispatched operator."""
     with _Catch() as mode:
         _PROBE.normal_(generator=generator)
     return mode.caught

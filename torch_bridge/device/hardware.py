@@ -38,7 +38,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
         The device.
 
     Raises:
-        IndexError: another number was asked for, and SPMD mode was not.
+        IndexError: `n` is another number, and SPMD mode is off.
 
     Example:
         >>> torch.ones(2, device=xla_device()).device
@@ -46,9 +46,9 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     """
     if n not in (None, 0) and not is_spmd():
         raise IndexError(
-            f"there is one logical device, {naming.current()}, and {n} was asked for; a mesh "
-            "spreads its tensors over the chips. Call runtime.use_spmd() first to have every "
-            "number mean it."
+            f"there is one logical device, {naming.current()}, and index {n} was requested; a mesh "
+            "shards its tensors over the chips. Call runtime.use_spmd() first to let every index "
+            "name it."
         )
     lazy_tensor.choose()
     return naming.current()
@@ -77,7 +77,7 @@ def get_xla_supported_devices(max_devices: int | str | None = None) -> list[str]
 
 
 def kind(device: Device) -> str:
-    """What a chip is, in torch_xla's words: `"CPU"`, `"TPU"`, `"CUDA"`.
+    """The kind of a chip by torch_xla's names: `"CPU"`, `"TPU"`, `"CUDA"`.
 
     Args:
         device: one of `jax.devices()`.
@@ -92,12 +92,12 @@ def chip_names(chips: Sequence[Device] | None = None) -> list[str]:
     Args:
         chips: which; all by default.
     """
-    numbers = {device: number for number, device in enumerate(jax.devices())}
-    return [f"{kind(device)}:{numbers[device]}" for device in chips or numbers]
+    positions = {device: position for position, device in enumerate(jax.devices())}
+    return [f"{kind(device)}:{positions[device]}" for device in chips or positions]
 
 
 def chips_of(device: str | torch.device | None) -> list[Device]:
-    """The chips that a name stands for: this process's for the logical device, or one.
+    """The chips of a device by name: this process's for the logical device, or one.
 
     Args:
         device: the logical device, None, or the name of a chip such as `"CPU:3"`.
@@ -111,6 +111,6 @@ def chips_of(device: str | torch.device | None) -> list[Device]:
     if re.fullmatch(r"[A-Z]+:\d+", str(device)) and str(device) in names:
         return [jax.devices()[names.index(str(device))]]
     raise RuntimeError(
-        f"{str(device)!r} is no device here; there are {naming.current()}, the logical one, and "
+        f"there is no device {str(device)!r}; there are {naming.current()}, the logical one, and "
         f"the chips {names[0]} to {names[-1]}"
     )

@@ -1,4 +1,4 @@
-"""How much memory the devices use, as far as JAX and the system say."""
+"""Memory in use on the devices, as JAX and the operating system report it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class MemoryInfo(TypedDict):
 
 
 def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
-    """The memory that is used and that there is.
+    """Used and total memory of a device.
 
     On accelerators this is JAX's own account. The CPU keeps none: there `bytes_used` are the arrays
-    that JAX holds at the moment (not what a running program needs), `bytes_limit` is the memory of
+    that are alive at the moment (not what a running program needs), `bytes_limit` is the memory of
     the machine, which all virtual devices share, and `peak_bytes_used` is the most that this
     process has had resident, everything included.
 
@@ -57,9 +57,9 @@ def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
 
 
 def _live_bytes(chips: Sequence[Device]) -> int:
-    asked = set(chips)
+    devices = set(chips)
     return sum(
-        len(asked & array.sharding.device_set)
+        len(devices & array.sharding.device_set)
         * math.prod(array.sharding.shard_shape(array.shape))
         * array.dtype.itemsize
         for array in jax.live_arrays()

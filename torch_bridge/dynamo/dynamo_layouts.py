@@ -117,7 +117,7 @@ class _Verb:
         proxy = tx.output.create_proxy("call_function", node, (tensor[1].as_proxy(),), symbols)
         try:
             return hooks.RESULT.found()(tx=tx, proxy=proxy)
-        except hooks.REFUSED.found() as error:
+        except hooks.FAKE_TENSOR_ERROR.found() as error:
             end_graph(self.name, f"it refuses this call: {error.__cause__ or error}")
 
     def _known(self, tensor: Any, constants: dict[str, Any]) -> Any:

@@ -74,7 +74,7 @@ class AsyncClosureHandler(ClosureHandler):
     """Runs closures in a thread of its own, one after the other.
 
     After an error nothing more runs until it was raised to the caller of `run`. At the end of the
-    process what is queued still runs, and an error that nobody was told is printed.
+    process what is queued still runs, and an error that was not raised yet is printed.
 
     Args:
         max_queue_size: how many may wait before `run` does; `XLA_MAX_ASYNC_QUEUE` overrides it.
@@ -128,7 +128,7 @@ class AsyncClosureHandler(ClosureHandler):
             try:
                 closure = self._waiting.get(timeout=0.1)
             except queue.Empty:
-                with self._lock:  # nobody queues between the look and the end
+                with self._lock:  # nothing is queued between the test and the end
                     if self._waiting.empty():
                         self._thread = None
                         return

@@ -1,4 +1,4 @@
-"""Execute what was recorded, or a whole captured step."""
+"""Execution of recorded operations, and of captured steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def compile(step: Callable[..., Any], *, repeat: Repeat = None) -> CompiledStep:
 @overload
 def compile(*, repeat: Repeat) -> Callable[[Callable[..., Any]], CompiledStep]: ...
 def compile(step: Callable[..., Any] | None = None, *, repeat: Repeat = None) -> Any:
-    """Capture a whole training step and replay it as one XLA program.
+    """Capture a training step and replay it as one XLA program.
 
     The first call captures the step. From then on model code, autograd and optimizer are not run
     again: parameters, buffers and optimizer state are inputs and, donated, outputs of the program.
@@ -117,7 +117,7 @@ def compile(step: Callable[..., Any] | None = None, *, repeat: Repeat = None) ->
         return functools.partial(CompiledStep, repeat=checked_repeat(repeat))
     if not callable(step):
         raise TypeError(
-            f"xs.compile takes the step's function, not what it returns: given was "
+            f"xs.compile takes the step's function, not its result, and got a "
             f"{type(step).__name__}; write xs.compile(step), and call the result"
         )
     return CompiledStep(step, repeat)

@@ -52,9 +52,9 @@ from ..modules import modules
 from ..spmd.gradients import mark_sharding_with_gradients
 from ..tensors.tensor import XLAShardedTensor
 from . import weight_axes
-from .optimizer_state import says_state, shard_state
+from .optimizer_state import shard_state, shards_state
 
-_CUT = (
+_HAS_GRAPH = (
     "{} was computed from tensors that require grad, and moving it would cut the graph; move the "
     "inputs instead, or pass x.detach()"
 )
@@ -76,10 +76,10 @@ class Torch(Framework):
     ) -> Any:
         """A tensor becomes an XLAShardedTensor; a module's parameters and buffers become that.
 
-        The state of an optimizer is sharded as its parameters, or as rules for slots say, and rests
-        where a plan's `memory` says.
+        The state of an optimizer is sharded as its parameters, or by rules for slots, and is stored
+        in the memory that a plan's `memory` names.
         """
-        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
+        if isinstance(x, torch.optim.Optimizer) and shards_state(spec, x):
             return shard_state(x, mesh, spec)
         refuse_shard(x)
         if isinstance(x, torch.nn.Module):
@@ -107,7 +107,7 @@ class Torch(Framework):
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> None:
         """Raise what `shard` would."""
-        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
+        if isinstance(x, torch.optim.Optimizer) and shards_state(spec, x):
             return
         refuse_shard(x)
         if isinstance(x, torch.nn.Module):
@@ -125,7 +125,7 @@ class Torch(Framework):
         if x.grad_fn is not None:
             if isinstance(layout, NamedSharding) and (is_tracing() or is_recording()):
                 return mark_sharding_with_gradients(x, layout.mesh, layout.spec)
-            raise ShardingError(_CUT.format(name))
+            raise ShardingError(_HAS_GRAPH.format(name))
         if isinstance(x, XLAShardedTensor):
             value = lazy_tensor.read(x)
             here = recorder()
@@ -153,20 +153,20 @@ class Torch(Framework):
         copy: bool | None = None,
         name: str | None = None,
     ) -> torch.Tensor:
-        """This process's part of a tensor: CPU memory is shared where it is aligned."""
+        """A tensor from this process's shards: CPU memory is shared where it is aligned."""
         if not isinstance(x, torch.Tensor) or is_dtensor(x):
             raise TypeError(
-                f"from_local takes plain tensors, not a {type(x).__name__}. A DTensor goes over "
-                "with iso.to_jax(x); of a module, give a dictionary of its tensors."
+                f"from_local takes plain tensors, not a {type(x).__name__}. Convert a DTensor "
+                "with iso.to_jax(x); of a module, pass a dictionary of its tensors."
             )
         if x.grad_fn is not None:
-            raise ShardingError(_CUT.format(name or "tensor"))
+            raise ShardingError(_HAS_GRAPH.format(name or "tensor"))
         if isinstance(x, XLAShardedTensor) or x.device.type != "cpu":
-            part = self.array(x.detach())
+            local = self.array(x.detach())
         else:
-            part = to_numpy(x.detach())
+            local = to_numpy(x.detach())
         with jax.enable_x64(True):
-            array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
+            array = from_local(local, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
         value = Value.of(array, shared=not copy)
         return annotated(x, value, array.sharding, array.shape)
 
@@ -184,19 +184,19 @@ class Torch(Framework):
         return self.shard(x, mesh, spec)
 
     def full(self, x: Any) -> Any:
-        """A tensor whole on every device of its mesh."""
+        """A tensor replicated over its mesh."""
         if isinstance(x, torch.nn.Module):
             raise TypeError("full takes a tensor; for a module use reshard(module, P())")
         if is_dtensor(x):
             return resharding.full(x)
         if not isinstance(x, XLAShardedTensor) or isinstance(lazy_tensor.read(x).array, Tracer):
             return x
-        found = self.sharding_of(x)  # the compiler has chosen it, if nobody else has
-        if not any(found.spec):
+        sharding = self.sharding_of(x)  # the compiler has chosen it, if no mark did
+        if not any(sharding.spec):
             return x
         metrics.count("gathers")
-        whole = NamedSharding(found.mesh, jax.sharding.PartitionSpec())
-        return self.place(x, whole, None, "tensor")
+        replicated = NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+        return self.place(x, replicated, None, "tensor")
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
         """Parameters and buffers of a module, those of stacked layers layer by layer."""
@@ -220,7 +220,7 @@ class Torch(Framework):
         return [forward_pre_hooks(x), forward_hooks(x)] if isinstance(x, torch.nn.Module) else []
 
     def sharding_of(self, x: Any) -> Any:
-        """The layout; executes what is recorded if only the compiler knows it yet."""
+        """The sharding; executes what is recorded if the compiler has not chosen it yet."""
         if isinstance(x, torch.nn.Module):
             if has_dtensors(x):
                 return dtensor_modules.sharding_of(x)
@@ -229,7 +229,7 @@ class Torch(Framework):
             return dtensors.sharding_of(x)
         if not isinstance(x, XLAShardedTensor):
             raise ShardingError(
-                f"a tensor on {x.device} has no layout on a mesh; lay it out with "
+                f"a tensor on {x.device} has no sharding; shard it with "
                 "isoshard.shard(tensor, mesh, spec)"
             )
         if x.named_sharding is None:
@@ -254,7 +254,7 @@ class Torch(Framework):
         return array.sizes if isinstance(array, UnevenArray) else None
 
     def local_shards(self, x: Any) -> list[Shard]:
-        """The pieces, as plain tensors over the devices' buffers."""
+        """The shards, as plain tensors over the devices' buffers."""
         if is_dtensor(x):
             return dtensors.local_shards(x)
         return [
@@ -324,13 +324,13 @@ class Torch(Framework):
         if isinstance(x, torch.optim.Optimizer):
             raise WeightError(weight_axes.NO_OPTIMIZER.format(type(x).__name__))
         read = self.array if exact else self.to_jax
-        kept = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
+        saved = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
         return {
             name: read(t)
             if t.device.type != "meta"
             else jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(physical_dtype(t.dtype)))
             for name, t in modules.tensors(x)
-            if name in kept
+            if name in saved
         }
 
     def other_axes(self, x: Any) -> dict[str, str]:
@@ -342,7 +342,7 @@ class Torch(Framework):
         if not isinstance(x, torch.Tensor) or is_dtensor(x) or x.device.type != "cpu":
             what = f"tensor on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
             raise TypeError(
-                f"only a plain CPU tensor is seen by NumPy, not a {what}; give x.cpu(), or the "
+                f"NumPy takes plain CPU tensors only, not a {what}; pass x.cpu(), or the "
                 "jax.Array that iso.to_jax(x) gives"
             )
         return to_numpy(x.detach())
@@ -359,7 +359,7 @@ class Torch(Framework):
         return lazy_tensor.fresh(aval, Value.of(array, shared=not copy))
 
     def on_cpu(self, x: Any, *, copy: bool | None = None) -> torch.Tensor:
-        """A plain CPU tensor of the whole: of JAX's arrays a copy, unless they shall be shared."""
+        """A plain CPU tensor with all elements: a copy of a JAX array, unless `copy` is False."""
         if isinstance(x, torch.Tensor) and not isinstance(x, lazy_tensor.LazyTensor):
             return x.to("cpu", copy=bool(copy))
         if copy is False:
@@ -387,7 +387,7 @@ def _mesh_of(x: Any) -> Any:
 
 
 def _memory(x: torch.Tensor) -> Any:
-    """The elements of a tensor as they lie; a struct where none are here, or not yet."""
+    """The array that stores a tensor's elements; a struct where there is none yet."""
     if isinstance(x, XLAShardedTensor):
         array = None if x._chain.ops else x._storage.value.array
         if isinstance(array, jax.Array | np.ndarray):

@@ -1,8 +1,8 @@
-"""Optimizer state with a layout of its own, or in the memory of the host, by the rules of a plan.
+"""Optimizer state with a sharding of its own, or in the memory of the host, by rules of a plan.
 
 The state of a torch optimizer is made in its first step, and is sharded as its parameters. Rules of
-a plan that match slots and no parameter shard some of it otherwise (ZeRO-1), and `memory=` lets it
-rest elsewhere; a step brings that in after the backward pass, and puts it back.
+a plan that match slots and no parameter shard some of it otherwise (ZeRO-1), and `memory=` stores
+it elsewhere; a step fetches that after the backward pass, and stores it again.
 
 >>> import isoshard as iso, isoshard.torch_bridge as xs
 >>> mesh = jax.make_mesh((8,), ("x",))
@@ -16,8 +16,8 @@ rest elsewhere; a step brings that in after the backward pass, and puts it back.
 
 Slots are called `state.<parameter>.<slot>`, as in a checkpoint: parameters go by name if the
 optimizer was made with `model.named_parameters()`, else by position. A slot of its parameter's
-shape rests laid out as the parameter, one of another shape (a factored second moment) as it lies;
-a single number, such as a count of steps, stays where devices compute.
+shape is stored sharded as the parameter, one of another shape (a factored second moment) as it is;
+a single number, such as a count of steps, remains in the devices' memory.
 
 >>> zero = iso.Plan({"*.exp_avg*": ("x",), "*": None})
 >>> model = iso.shard(torch.nn.Linear(8, 8), mesh, iso.P())
@@ -54,8 +54,8 @@ from ..layout import marks
 _Slot = tuple[str, torch.Tensor, lazy_tensor.LazyTensor]
 
 
-def says_state(plan: PlanLike, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a plan may say of the optimizer's state how it is sharded, or where it rests."""
+def shards_state(plan: PlanLike, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a plan may decide how the optimizer's state is sharded, or where it is stored."""
     if not isinstance(plan, Plan):
         return False
     names = list(named_params(optimizer))
@@ -65,40 +65,37 @@ def says_state(plan: PlanLike, optimizer: torch.optim.Optimizer) -> bool:
 def shard_state(
     optimizer: torch.optim.Optimizer, mesh: MeshLike, plan: Plan
 ) -> torch.optim.Optimizer:
-    """Lay out the state of an optimizer, what there is and what it will make, as a plan says.
+    """Shard the state of an optimizer, present and future, by a plan.
 
     Args:
-        optimizer: of parameters that lie on the mesh.
+        optimizer: of parameters on the mesh.
         mesh: the mesh.
         plan: a `Plan` with `memory`, or with rules that match slots; others are for parameters.
 
-    Returns:
-        The optimizer.
-
     Raises:
-        ShardingError: a parameter lies on no mesh, or the devices have no such memory; at a step, a
-            slot with a memory rule lies on no mesh.
+        ShardingError: a parameter is on no mesh, or the devices have no such memory; at a step, a
+            slot with a memory rule is on no mesh.
         PlanError: a memory rule matches no slot, or a rule does not fit one; of an optimizer
             without state, at its first step.
     """
     outside = [name for name, param in named_params(optimizer).items() if _layout(param) is None]
     if outside:
         raise ShardingError(
-            f"parameters {', '.join(outside)} of the optimizer lie on no mesh; lay the model out "
+            f"parameters {', '.join(outside)} of the optimizer are on no mesh; shard the model "
             "first: iso.shard(model, mesh, plan)."
         )
     for factor in plan.factors:
         for pattern, kind in factor.memory:
             check_memory(mesh, kind, name=f"memory rule {pattern!r}")
-    rests = _Rests(plan, mesh)
+    mark_state = _StateMarker(plan, mesh)
     if optimizer.state:
-        rests(optimizer)
-    optimizer.register_step_post_hook(rests)
+        mark_state(optimizer)
+    optimizer.register_step_post_hook(mark_state)
     return optimizer
 
 
-class _Rests:
-    """After a step: slots that are new are marked with their layout and memory."""
+class _StateMarker:
+    """A hook after each step: marks new slots with their sharding and memory."""
 
     def __init__(self, plan: Plan, mesh: MeshLike):
         self._plan = plan
@@ -125,24 +122,24 @@ class _Rests:
                 layout = _layout(param) if slot.shape == param.shape else _layout(slot)
             if layout is None:
                 raise ShardingError(f"{name}: {_NOWHERE}")
-            wanted = in_memory(layout, kind, name=name)
-            if slot._storage.annotation != wanted:
-                moves.append((slot, wanted))
-        for slot, wanted in moves:
-            marks.annotate(slot, wanted)
+            target = in_memory(layout, kind, name=name)
+            if slot._storage.annotation != target:
+                moves.append((slot, target))
+        for slot, target in moves:
+            marks.annotate(slot, target)
 
     def _layouts(
         self, optimizer: torch.optim.Optimizer, slots: list[_Slot]
     ) -> dict[str, jax.sharding.NamedSharding]:
-        """The layouts by rules for slots; a plan that has neither those nor `memory` is told."""
+        """The shardings by rules for slots; warns of a plan with neither those nor `memory`."""
         params = {id(param): _leaf(name, param) for name, param in named_params(optimizer).items()}
         owners = {
             _leaf(name, slot): params[id(param)] if slot.shape == param.shape else None
             for name, param, slot in slots
             if slot.ndim
         }
-        found = slot_layouts(self._plan, owners, list(params.values()), self._mesh)
-        if not found and not any(factor.memory for factor in self._plan.factors):
+        layouts = slot_layouts(self._plan, owners, list(params.values()), self._mesh)
+        if not layouts and not any(factor.memory for factor in self._plan.factors):
             names = ", ".join([name for name, *_ in slots][:3])
             warn_user(
                 f"the plan has no rule for the state of {type(optimizer).__name__}, which is "
@@ -150,17 +147,17 @@ class _Rests:
                 'Plan({"*.exp_avg*": P("data")}), or leave iso.shard(optimizer, ..) out.',
                 UnusedRuleWarning,
             )
-        return found
+        return layouts
 
 
 _NOWHERE = (
-    "a memory rule of the plan names this slot, and it lies on no mesh (it is a view, or was made "
-    "elsewhere). Lay it out first, iso.shard(slot, mesh, spec), or leave it out of memory=."
+    "a memory rule of the plan names this slot, and it is on no mesh (it is a view, or was made "
+    "elsewhere). Shard it first, iso.shard(slot, mesh, spec), or leave it out of memory=."
 )
 
 
 def _slots(optimizer: torch.optim.Optimizer) -> Iterator[_Slot]:
-    """The slots that can rest: no numbers, unless the parameter is one."""
+    """The slots that can be stored elsewhere: no numbers, unless the parameter is one."""
     for name, param in named_params(optimizer).items():
         for kind, slot in optimizer.state.get(param, {}).items():
             if isinstance(slot, lazy_tensor.LazyTensor) and (slot.ndim or not param.ndim):

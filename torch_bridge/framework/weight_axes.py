@@ -23,21 +23,18 @@ _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.Conv
 
 
 def other_axes(module: torch.nn.Module) -> dict[str, str]:
-    """Find weights that would be wrong as the kernel of a Linear or Conv.
-
-    Args:
-        module: with its children.
+    """Weights that would be wrong as the kernel of a Linear or Conv.
 
     Returns:
-        By the name of the weight, what it is, and the rule that takes it.
+        By the name of the weight, what it is, and the rule that maps it.
     """
-    found = {}
+    reasons = {}
     for path, child in module.named_modules():
         name = f"{path}.weight" if path else "weight"
         reason = _reason(child, name)
         if reason is not None and isinstance(getattr(child, "weight", None), torch.Tensor):
-            found[name] = reason
-    return found
+            reasons[name] = reason
+    return reasons
 
 
 def _reason(layer: torch.nn.Module, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Which torch functions have handlers, and how torch is led to them.
+"""Handlers of torch functions, and how `__torch_function__` calls them.
 
 >>> import torch, isoshard as iso, isoshard.torch_bridge as xs
 >>> def handler(shards, a, b):                   # runs on every device, with its blocks
@@ -8,10 +8,10 @@
 ...     print(torch.dot(a, a))
 tensor(140., device='jax:0', sharding=P())
 
-torch asks a tensor's class, `__torch_function__`, before it runs a function. The class of tensors
-on the `jax` device says no; while there is a handler it says yes, which costs every torch function
-on this device a few microseconds, and nothing once the last handler is removed. Functions of yours
-are asked for if they ask themselves, with `torch.overrides.handle_torch_function`.
+torch calls `__torch_function__` of a tensor's class before it runs a function. The class of tensors
+on the `jax` device disables that; while there is a handler it defines it, which costs every torch
+function on this device a few microseconds, and nothing once the last handler is removed. A function
+of yours can have a handler if it calls `torch.overrides.handle_torch_function`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.ambient import set_mode
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-from .unwrap_torch_function import seen_through
+from .unwrap_torch_function import without_override_check
 
 _ENTRIES: dict[Any, list[Entry]] = {}
 
@@ -44,8 +44,8 @@ class Entry:
         handler: see `register_function_handler`.
         framework: "torch" or "jax".
         check: whether results are compared with the function's.
-        prove: whether JAX has to prove what is said to be whole.
-        known: the calls so far, by layouts, constants and dtypes.
+        prove: whether JAX has to prove what a spec declares as replicated.
+        calls: cached calls, by shardings, constants and dtypes.
     """
 
     function: Callable[..., Any]
@@ -53,11 +53,11 @@ class Entry:
     framework: str
     check: bool
     prove: bool
-    known: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    calls: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """The function's name."""
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
@@ -65,11 +65,11 @@ class Handle:
     """A registration; as a context manager it lasts as long as the context."""
 
     def __init__(self, entry: Entry) -> None:
-        """Begin."""
+        """See the class."""
         self._entry = entry
 
     def remove(self) -> None:
-        """End it; the handler registered before, if any, is in force again. Again does nothing."""
+        """End it: the handler registered before, if any, is in force again. Idempotent."""
         entries = _ENTRIES.get(self._entry.function, [])
         if self._entry in entries:
             entries.remove(self._entry)
@@ -96,12 +96,12 @@ def register_function_handler(
     check: bool = True,
     prove: bool = True,
 ) -> Handle:
-    """Say what a torch function does where its tensors are split over devices.
+    """Define what a torch function does where its tensors are split over devices.
 
     Args:
         function: one that `torch.overrides` lists: `torch.dot`, `torch.nn.functional.gelu`,
             `torch.Tensor.matmul` (a method is another function than the one in `torch`); or one of
-            yours that asks for overrides with `torch.overrides.handle_torch_function`.
+            yours that checks for overrides with `torch.overrides.handle_torch_function`.
         handler: `handler(shards, *args, **kwargs)`, with this device's block for each tensor. It
             returns `(local, spec)`, or a tuple of local tensors and a tuple of specs; see
             `isoshard.domain.register_function_handler`, which is the same for JAX.
@@ -109,7 +109,7 @@ def register_function_handler(
             gets `jax.Array`s and a `Shards`, and may be the same as in JAX.
         check: compare the shapes and dtypes of its results with those that `function` gives on
             `meta` tensors.
-        prove: let JAX prove that what a spec calls whole along a mesh axis is the same on its
+        prove: let JAX prove that what a spec calls replicated over a mesh axis is the same on its
             devices.
 
     Returns:
@@ -117,7 +117,7 @@ def register_function_handler(
         does on other devices. A later handler for the same function goes first.
 
     Raises:
-        TypeError: `function` or `handler` cannot be called, or torch never asks for overrides of
+        TypeError: `function` or `handler` cannot be called, or torch never checks for overrides of
             `function`.
         ShardingError: `framework` is another.
 
@@ -130,11 +130,11 @@ def register_function_handler(
         ...     print(torch.flip(x, (1,)).tolist())
         [[1.0, 0.0], [3.0, 2.0], [5.0, 4.0], [7.0, 6.0]]
     """
-    for what, one in (("function", function), ("handler", handler)):
-        if not callable(one):
+    for name, argument in (("function", function), ("handler", handler)):
+        if not callable(argument):
             raise TypeError(
-                f"register_function_handler takes a function and its handler, and the {what} given "
-                f"is a {type(one).__name__}"
+                f"register_function_handler takes a function and its handler, and the {name} is a "
+                f"{type(argument).__name__}; pass a callable"
             )
     if framework not in FRAMEWORKS:
         raise ShardingError(
@@ -151,7 +151,7 @@ def register_function_handler(
 
 
 def _set_mode() -> None:
-    """Let captured steps depend on the handlers in force."""
+    """Make captured steps depend on the handlers in force."""
     set_mode("handlers", tuple([id(entries[-1]) for entries in _ENTRIES.values()]))
 
 
@@ -171,8 +171,8 @@ def _check_routed(function: Any) -> None:
     name = getattr(function, "__name__", "")
     if function in torch.overrides.get_ignored_functions():
         raise TypeError(
-            f"torch never asks for overrides of {name}, so a handler would not be called; "
-            "torch.overrides.get_overridable_functions() lists those it asks for"
+            f"torch never checks for overrides of {name}, so a handler would not be called; "
+            "torch.overrides.get_overridable_functions() lists the functions it checks for"
         )
     if name.endswith("_") and not name.endswith("__"):
         raise TypeError(
@@ -187,12 +187,12 @@ def _torch_function(
     kwargs = kwargs or {}
     entries = _ENTRIES.get(func)
     if entries and not _decomposing():
-        found = call_function_handler(entries[-1], args, kwargs)
-        if found is not NotImplemented:
-            return found
-    return seen_through(func)(*args, **kwargs)
+        result = call_function_handler(entries[-1], args, kwargs)
+        if result is not NotImplemented:
+            return result
+    return without_override_check(func)(*args, **kwargs)
 
 
 def _decomposing() -> bool:
-    """Whether this is torch's decomposition of an operator, and nobody's code."""
+    """Whether torch's decomposition of an operator is running, and no code of a caller."""
     return isinstance(tapes.recorder(), tapes.Immediate) and not tapes.takes_constants()

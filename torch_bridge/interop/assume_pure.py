@@ -146,7 +146,7 @@ class Pure:
             return [one for one in results if isinstance(one, torch.Tensor)]
 
         run = TracedVjp(code, inputs, f"the pure function {name}", may_write=True)
-        wants = any(one.wanted for one in inputs)
+        wants = any(one.needs_grad for one in inputs)
         entry = call_of(run, name, wants=wants, seeded=self._seeded)
         return _Recorded(
             entry,

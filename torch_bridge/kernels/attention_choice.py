@@ -82,7 +82,7 @@ def attend(
         RuntimeError: the arguments do not fit together; torch's own message.
     """
     inputs = (query, key, value)
-    if 0 <= dropout_p < 1 and _are_ours(*inputs, attn_mask) and _level() < 0:
+    if 0 <= dropout_p < 1 and _are_ours(*inputs, attn_mask) and forward_levels() < 0:
         flash, efficient = _choice(*inputs, attn_mask, is_causal, enable_gqa)
         if flash and not dropout_p and flash_sdp_enabled():
             return _FLASH(*inputs, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
@@ -102,11 +102,6 @@ def _are_ours(query: Any, key: Any, value: Any, mask: Any) -> bool:
         and type(value) is ours
         and (mask is None or type(mask) is ours)
     )
-
-
-def _level() -> int:
-    """How many levels of forward-mode differentiation are open, less one."""
-    return forward_levels()
 
 
 def _choice(query: Any, key: Any, value: Any, mask: Any, *flags: bool) -> tuple[bool, bool]:

@@ -200,7 +200,7 @@ def _loop_of(run: TracedVjp, batches: int, count: int, trained: Sequence[int]) -
         count,
         (batches, len(run.inputs) - batches),
         written,
-        extract(subtrace, [*slots, *run.given], ends),
+        extract(subtrace, [*slots, *run.cotangents], ends),
         tuple(run.avals),
         tuple([aval_of(subtrace.aliases[index][0]) for index in trained]),
     )

@@ -17,7 +17,6 @@ _FAMILIES = (
     "bessel",
     "polynomial",
     "arithmetic",
-    "compare",
     "reduce",
     "order",
     "histogram",
@@ -33,7 +32,6 @@ _FAMILIES = (
     "quantization",
     "grouped",
     "linalg",
-    "qr",
     "spectral",
     "ldl",
     "fft",
@@ -58,7 +56,6 @@ _FAMILIES = (
     "embedding",
     "foreach",
     "fused",
-    "unscale",
 )
 
 for _family in _FAMILIES:

@@ -13,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .argument_forms import wide
-from .numerics import widely
+from .argument_forms import wide, widely
 from .registry import lower
 from .vjp import by_vjp
 
 _SQRT_HALF = math.sqrt(0.5)
 _SIXTH = np.float32(1 / 6)  # torch's constant has 32 bits in float64 too
 _TANH_SCALE = math.sqrt(2 / math.pi)
-_TANH_CUBIC = 0.044715
+_TANH_CUBIC = 0.044715  # of the tanh approximation of GELU (Hendrycks and Gimpel, arXiv:1606.08415)
 
 
 def _keep(condition: jax.Array, x: jax.Array) -> jax.Array:

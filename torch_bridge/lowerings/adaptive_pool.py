@@ -73,8 +73,8 @@ def _unsharded_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
         return _average_plain(y, output_size).astype(x.dtype)
     if by_rows(x, rank) and 0 not in output_size:
         return by_halos(_area(x.shape, output_size), y).astype(x.dtype)
-    parts, inside = _gather(y, output_size)
-    total = jnp.sum(jnp.where(inside, parts, jnp.zeros_like(parts)), axis=axes)
+    windows, inside = _gather(y, output_size)
+    total = jnp.sum(jnp.where(inside, windows, jnp.zeros_like(windows)), axis=axes)
     return (total / inside.sum(axes).astype(y.dtype)).astype(x.dtype)
 
 
@@ -109,10 +109,10 @@ def _adaptive_max_pool(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Ar
     sizes = x.shape[-rank:]
     if _divides(x, output_size) and not _of_all(output_size):
         return max_pool(rank, x, _kernel(x, output_size))
-    parts, inside = _gather(x, output_size)
-    lead = parts.shape[: parts.ndim - rank]
+    windows, inside = _gather(x, output_size)
+    lead = windows.shape[: windows.ndim - rank]
     longest = int(np.prod(inside.shape[-rank:]))
-    values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, longest)
+    values = jnp.where(inside, windows, -jnp.inf).reshape(*lead, longest)
     flat = jnp.arange(int(np.prod(sizes)), dtype="int32").reshape(sizes)
     indices = _gather(flat, output_size)[0].reshape(*output_size, longest)
     indices = jnp.broadcast_to(indices, values.shape)

@@ -1,14 +1,23 @@
 """aten's axes, scalars and half precisions in JAX; shared by the lowerings.
 
+Softmax, norms, losses and smooth activations of a bfloat16 tensor are computed by torch in float32
+and rounded once at the end: `wide`, `wide_all`, `widely`. float32 and wider are unchanged, so their
+compiled program is what one would write by hand.
+
 >>> axes([-1], 3), axes([], 3), axes(0, 0)
 ((2,), (0, 1, 2), ())
 >>> as_scalar(2**32 + 5, jnp.dtype("int32"))
 Array(5, dtype=int32)
+>>> print(*(x.dtype for x in wide_all(jnp.ones(2, "bfloat16"), None, jnp.ones(2)) if x is not None))
+float32 float32
+>>> widely(lambda x: x.dtype)(jnp.ones(2, "float16"))
+dtype('float32')
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -140,3 +149,20 @@ def floating(x: jax.Array) -> jax.Array:
 def at_least_1d(x: jax.Array) -> jax.Array:
     """A 0-d array as one of shape (1,), others unchanged."""
     return x if x.ndim else x.reshape(1)
+
+
+def wide_all(*arrays: Any) -> tuple[Any, ...]:
+    """The arrays in the one dtype that torch would compute in; None stays None."""
+    widened = [wide(x) for x in arrays if x is not None]
+    dtype = functools.reduce(jnp.promote_types, [x.dtype for x in widened])
+    return tuple(None if x is None else x.astype(dtype) for x in arrays)
+
+
+def widely(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand the array arguments to `function` in the dtype that torch would compute in."""
+
+    @functools.wraps(function)
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        return function(*(wide(a) if isinstance(a, jax.Array) else a for a in args), **kwargs)
+
+    return widened

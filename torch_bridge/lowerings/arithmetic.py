@@ -1,4 +1,4 @@
-"""Functions of several arrays, element by element: arithmetic, bits, logic, choice.
+"""Functions of several arrays, element by element: arithmetic, bits, comparisons, choice.
 
 >>> from isoshard.torch_bridge.lowerings import registry
 >>> floor_divide = registry.find(torch.ops.aten.floor_divide.default).function
@@ -6,7 +6,7 @@
 Array([ 3., -4., inf], dtype=float32)
 
 Operands arrive in their common dtype. Numbers that scale a term (`alpha`, `value`, `weight`) or
-stand for a tensor are lifted: a new learning rate is a new input, not a new program.
+replace a tensor are lifted: a new learning rate is a new input, not a new program.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from . import incomplete_gamma
-from .argument_forms import as_scalar, cast, wide
+from .argument_forms import as_scalar, cast, wide, widely
 from .log_sum import log_add_exp
 from .memory_order import lower_cloned, lower_contiguous, lower_elementwise
-from .numerics import widely
 from .registry import lower
 
 
@@ -102,8 +101,8 @@ _PROMOTED = {
     "nextafter": jnp.nextafter,
     "logaddexp": log_add_exp,
     "logaddexp2": jnp.logaddexp2,
-    "igamma": incomplete_gamma.lower_part,
-    "igammac": incomplete_gamma.upper_part,
+    "igamma": incomplete_gamma.regularized_lower,
+    "igammac": incomplete_gamma.regularized_upper,
     "polar": lambda size, angle: jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle)),
     "complex": lambda real, imag: jax.lax.complex(*jnp.broadcast_arrays(real, imag)),
     "clamp_min": jnp.maximum,
@@ -310,9 +309,24 @@ def masked_fill(x: jax.Array, mask: jax.Array, value: jax.Array | complex) -> ja
 
 @lower_cloned("aten::fill.Scalar", "aten::fill.Tensor", lift=("value",))
 def fill(x: jax.Array, value: jax.Array | complex) -> jax.Array:
-    """An array like `x` that holds only `value`."""
+    """An array like `x`, filled with `value`."""
     return jnp.broadcast_to(as_scalar(value, x.dtype), x.shape)
 
 
 def _integer(x: jax.Array) -> bool:
     return not jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+_COMPARISONS = {
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+}
+
+for _name, _function in _COMPARISONS.items():
+    lower(f"aten::{_name}.Tensor", f"aten::{_name}.Scalar", promote="inputs", lift=("other",))(
+        _function
+    )

@@ -16,9 +16,8 @@ from isoshard.core.nn.convolution import on_channel_axis
 from isoshard.core.nn.normalization import affine, statistics
 from isoshard.core.nn.precision import averaged
 
-from .argument_forms import lengths, wide
+from .argument_forms import lengths, wide, wide_all
 from .memory_order import format_of
-from .numerics import wide_all
 from .program_partition import partition
 from .registry import lower
 
@@ -159,8 +158,8 @@ def _batch_norm_no_update(*args: Any) -> tuple[Any, ...]:
 @_lower_batch_norm("_batch_norm_with_update", **_UPDATES)
 @_lower_batch_norm("_batch_norm_with_update_functional", lift=("momentum",))
 def _batch_norm_with_update(*args: Any) -> tuple[Any, ...]:
-    got = _by_name(True, *args)
-    return (*got[:3], _reserve(), *got[3:])
+    out = _by_name(True, *args)
+    return (*out[:3], _reserve(), *out[3:])
 
 
 @lower("aten::native_batch_norm_backward")

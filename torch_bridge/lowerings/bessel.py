@@ -134,7 +134,7 @@ def _spherical_j0(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(x) < 0.5, _polynomial(s, series), far)
 
 
-_AI_AT_0, _SLOPE_AT_0 = 0.355028053887817239260, 0.258819403792806798405
+_AI_AT_0, _DERIVATIVE_AT_0 = 0.355028053887817239260, 0.258819403792806798405
 
 
 @lower("aten::special_airy_ai", promote="float")
@@ -153,8 +153,8 @@ def _airy_ai(x: jax.Array) -> jax.Array:
     decay = _ratio(1 / zeta, tables.AIRY_DECAY_TOP, tables.AIRY_DECAY_BOTTOM)
     decay = decay / (2 * math.sqrt(math.pi) * jnp.sqrt(jnp.sqrt(right)) * jnp.exp(zeta))
     tail = jnp.where(x > 103.892, 0.0, decay)
-    got = jnp.where(x < -2.09, waves, jnp.where(x >= 2.09, tail, _airy_series(x)))
-    return jnp.where(jnp.isinf(x), jnp.nan, got)
+    out = jnp.where(x < -2.09, waves, jnp.where(x >= 2.09, tail, _airy_series(x)))
+    return jnp.where(jnp.isinf(x), jnp.nan, out)
 
 
 def _airy_series(x: jax.Array) -> jax.Array:
@@ -165,4 +165,4 @@ def _airy_series(x: jax.Array) -> jax.Array:
         even = even * cube / ((k - 1) * k)
         odd = odd * cube / (k * (k + 1))
         f, g = f + even, g + odd
-    return _AI_AT_0 * f - _SLOPE_AT_0 * g
+    return _AI_AT_0 * f - _DERIVATIVE_AT_0 * g

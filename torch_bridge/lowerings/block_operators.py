@@ -40,7 +40,7 @@ def by_shards(x: jax.Array) -> bool:
     Not of 64 bits: JAX (0.10.2) lowers what such an operator does in a thread where it makes
     constants of 32.
     """
-    return x.dtype.itemsize <= 4 and partition().mesh is not None and _may_ask(x)
+    return x.dtype.itemsize <= 4 and partition().mesh is not None and _may_apply(x)
 
 
 def by_groups(x: jax.Array) -> bool:
@@ -49,12 +49,12 @@ def by_groups(x: jax.Array) -> bool:
     Outside the engine, the mesh is JAX's current one, as of the arguments of
     `jax.jit`.
     """
-    if not jnp.issubdtype(x.dtype, jnp.inexact) or not _may_ask(x):
+    if not jnp.issubdtype(x.dtype, jnp.inexact) or not _may_apply(x):
         return False
     return partition().mesh is not None or jax.typeof(x).sharding.mesh.size > 1
 
 
-def _may_ask(x: jax.Array) -> bool:
+def _may_apply(x: jax.Array) -> bool:
     return 0 not in x.shape and not recording() and custom_partitioning.possible()
 
 

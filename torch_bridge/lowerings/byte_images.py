@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_MOST_BITS = 22
+_MOST_BITS = 22  # as ATen/native/cpu/UpSampleKernel.cpp, so that int16 weights and products fit
 
 
 def resize(images: jax.Array, matrices: Sequence[np.ndarray | None]) -> jax.Array:

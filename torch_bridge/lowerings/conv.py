@@ -188,8 +188,8 @@ def _grouped(
     rank = x.ndim - 2
     channels = x.ndim - 1 if channels_last else 1
     spread = any(d > 1 for d in options["rhs_dilation"]) or "lhs_dilation" in options
-    one_conv = groups > 1 or spread
-    if one_conv:
+    unsplit = groups > 1 or spread
+    if unsplit:
         x = batch_split(x)
     if channels_last:
         images = (0, rank + 1, *range(1, rank + 1))
@@ -203,12 +203,12 @@ def _grouped(
     def convolve_group(x: jax.Array, weight: jax.Array, groups: int) -> jax.Array:
         out = integer_products.convolution(
             x,
-            kernel_unsharded(weight.transpose(order), None if one_conv else inputs),
+            kernel_unsharded(weight.transpose(order), None if unsplit else inputs),
             feature_group_count=groups,
             dimension_numbers=layout,
             **options,
         )
-        return batch_split(out) if one_conv else out
+        return batch_split(out) if unsplit else out
 
     # XLA's partitioner is wrong where channels are split over more devices than there are groups.
     if groups == 1 or groups % jax.device_count() == 0:

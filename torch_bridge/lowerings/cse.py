@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-_FOUND: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("_FOUND", default=None)
+_RESULTS: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("_FOUND", default=None)
 
 
 @contextlib.contextmanager
@@ -32,11 +32,11 @@ def shared_program() -> Iterator[None]:
     A program inside of another one (the body of a loop) has its own: an array that belongs to a
     trace must not leave it.
     """
-    token = _FOUND.set({})
+    token = _RESULTS.set({})
     try:
         yield
     finally:
-        _FOUND.reset(token)
+        _RESULTS.reset(token)
 
 
 def shared(compute: Callable[[Any], Any], array: Any) -> Any:
@@ -49,7 +49,7 @@ def shared(compute: Callable[[Any], Any], array: Any) -> Any:
     Returns:
         `compute(array)`.
     """
-    cache = _FOUND.get()
+    cache = _RESULTS.get()
     if cache is None:
         return compute(array)
     key = compute, id(array)

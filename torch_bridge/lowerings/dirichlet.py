@@ -67,20 +67,22 @@ def dirichlet_grad(x: jax.Array, alpha: jax.Array, total: jax.Array) -> jax.Arra
     x, alpha, total = wide(x), wide(alpha), wide(total)
     beta = total - alpha
     edge = total * x * (1 - x)
-    got = _between(x, alpha, beta)
-    got = jnp.where((alpha > 6) & (beta > 6), _of_large(x, alpha, beta), got)
-    got = jnp.where((x >= 0.5) & (edge < 0.75), -_derivative_in_beta_at_0(1 - x, beta, alpha), got)
-    return jnp.where((x <= 0.5) & (edge < 2.5), _slope_in_alpha_at_0(x, alpha, beta), got)
+    gradient = _between(x, alpha, beta)
+    gradient = jnp.where((alpha > 6) & (beta > 6), _of_large(x, alpha, beta), gradient)
+    gradient = jnp.where(
+        (x >= 0.5) & (edge < 0.75), -_derivative_in_beta_at_0(1 - x, beta, alpha), gradient
+    )
+    return jnp.where((x <= 0.5) & (edge < 2.5), _derivative_in_alpha_at_0(x, alpha, beta), gradient)
 
 
-def _slope_in_alpha_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
+def _derivative_in_alpha_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     factor = digamma(alpha) - digamma(alpha + beta) - jnp.log(x)
     power, series = 1.0, 1 / alpha * (factor + 1 / alpha)
     for i in range(1, 11):
         power = power * (i - beta) * x / i
         series += power / (alpha + i) * (factor + 1 / (alpha + i))
-    got = x * (1 - x) ** -beta * series
-    return jnp.where(jnp.isnan(got), 0, got)
+    derivative = x * (1 - x) ** -beta * series
+    return jnp.where(jnp.isnan(derivative), 0, derivative)
 
 
 def _derivative_in_beta_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
@@ -91,8 +93,8 @@ def _derivative_in_beta_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) ->
         derivative = derivative * (beta - i) + product
         product = product * (beta - i)
         series += power / (alpha + i) * (derivative + factor * product)
-    got = -((1 - x) ** (1 - beta)) * series
-    return jnp.where(jnp.isnan(got), 0, got)
+    total = -((1 - x) ** (1 - beta)) * series
+    return jnp.where(jnp.isnan(total), 0, total)
 
 
 def _of_large(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:

@@ -10,6 +10,8 @@ Array([ 0.,  2., -0.], dtype=float32)
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
@@ -18,7 +20,7 @@ import torch
 from .argument_forms import as_scalar, wide
 from .registry import lower
 
-_OWN_DTYPE = {
+OWN_DTYPE: dict[str, Callable[..., jax.Array]] = {
     "neg": jnp.negative,
     "abs": jnp.abs,
     "floor": jnp.floor,
@@ -37,6 +39,7 @@ _OWN_DTYPE = {
     "isposinf": jnp.isposinf,
     "isneginf": jnp.isneginf,
 }
+"""Functions that need no other dtype, by name."""
 
 
 def _sinc(x: jax.Array) -> jax.Array:
@@ -44,7 +47,7 @@ def _sinc(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isinf(x), jnp.nan, jnp.sinc(x))
 
 
-_FLOAT = {
+FLOAT: dict[str, Callable[..., jax.Array]] = {
     "exp": jnp.exp,
     "exp2": jnp.exp2,
     "expm1": jnp.expm1,
@@ -83,10 +86,11 @@ _FLOAT = {
     "special_ndtri": jss.ndtri,
     "special_log_ndtr": jss.log_ndtr,
 }
+"""Functions of floats, by name; integers are converted first."""
 
-for _name, _function in _OWN_DTYPE.items():
+for _name, _function in OWN_DTYPE.items():
     lower(f"aten::{_name}")(_function)
-for _name, _function in _FLOAT.items():
+for _name, _function in FLOAT.items():
     lower(f"aten::{_name}", promote="float")(_function)
 
 

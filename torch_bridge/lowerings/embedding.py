@@ -38,7 +38,7 @@ def _embedding(
 
 
 def _starts(indices: jax.Array, rows: int) -> jax.Array:
-    """Where the rows begin, as a gather wants it: an axis of one coordinate."""
+    """Where the rows begin, as a gather takes it: with an axis of one coordinate."""
     return shared(_rows if index_dtype(rows) == jnp.int32 else _many_rows, indices)
 
 
@@ -93,7 +93,7 @@ def _embedding_renorm(
     return weight * factor[:, None]
 
 
-# Bags. Bag b holds the indices from offsets[b] up to the next offset.
+# Bags. Bag b has the indices from offsets[b] up to the next offset.
 
 
 def _bags(
@@ -227,5 +227,5 @@ def _per_sample_weights_backward(
     padding_idx: int = -1,
 ) -> jax.Array:
     products = jnp.take(grad, offset2bag, axis=0) * jnp.take(weight, indices, axis=0)
-    got = jnp.sum(wide(products), axis=1)
-    return got if padding_idx < 0 else jnp.where(indices == padding_idx, 0, got)
+    out = jnp.sum(wide(products), axis=1)
+    return out if padding_idx < 0 else jnp.where(indices == padding_idx, 0, out)

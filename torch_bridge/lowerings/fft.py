@@ -29,7 +29,7 @@ from .argument_forms import lengths
 from .registry import lower
 from .unsharded_axes import on_a_mesh, unsharded
 
-_AT_ONCE = 3
+_AT_ONCE = 3  # the axes that an FFT of XLA has at most
 
 
 def _scaled(x: jax.Array, count: int, normalization: int) -> jax.Array:
@@ -101,13 +101,13 @@ def _real_to_complex(
 ) -> jax.Array:
     count = lengths(x.shape, dim)
     if onesided and _looks():
-        got = split_fft("rfft", x, dim)
+        out = split_fft("rfft", x, dim)
     elif onesided:
         half = unsharded(jnp.fft.rfft(unsharded(x, dim[-1:]), axis=dim[-1]), dim[-1:])
-        got = _transform(half, dim[:-1], True)
+        out = _transform(half, dim[:-1], True)
     else:
-        got = _transform(x.astype(jnp.result_type(x, jnp.complex64)), dim, True)
-    return _scaled(got, count, normalization)
+        out = _transform(x.astype(jnp.result_type(x, jnp.complex64)), dim, True)
+    return _scaled(out, count, normalization)
 
 
 @lower("aten::_fft_c2r", meta=_real_shape)
@@ -115,9 +115,9 @@ def _complex_to_real(
     x: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: int
 ) -> jax.Array:
     if _looks():
-        got = split_fft("irfft", x, dim, last_dim_size)
-        return _scaled(got, lengths(got.shape, dim), normalization)
+        out = split_fft("irfft", x, dim, last_dim_size)
+        return _scaled(out, lengths(out.shape, dim), normalization)
     x = unsharded(_transform(x, dim[:-1], False), dim[-1:])
-    got = jnp.fft.irfft(x, last_dim_size, axis=dim[-1], norm="forward")
-    got = unsharded(got, dim[-1:])
-    return _scaled(got, lengths(got.shape, dim), normalization)
+    out = jnp.fft.irfft(x, last_dim_size, axis=dim[-1], norm="forward")
+    out = unsharded(out, dim[-1:])
+    return _scaled(out, lengths(out.shape, dim), normalization)

@@ -21,10 +21,9 @@ import numpy as np
 import torch
 
 from . import integer_products
-from .argument_forms import cast, floating, wide
-from .elementwise import sign
+from .argument_forms import cast, floating, wide, wide_all
+from .elementwise import FLOAT, OWN_DTYPE, frac, sign
 from .extremes import largest, smallest
-from .numerics import wide_all
 from .registry import lower
 
 
@@ -72,6 +71,12 @@ def _over(function: Callable, primitive: Callable) -> Callable:
     return run
 
 
+def _with_list_forms(functions: dict[str, Callable]) -> dict[str, Callable]:
+    """The functions for which torch has an operator on lists."""
+    aten = torch.ops.aten
+    return {name: f for name, f in functions.items() if hasattr(aten, f"_foreach_{name}")}
+
+
 _BINARY = {
     "add": _over(jnp.add, jax.lax.add),
     "sub": _over(jnp.subtract, jax.lax.sub),
@@ -85,42 +90,14 @@ _BINARY = {
 }
 _ADD, _SUB, _MUL = (_BINARY[name] for name in ("add", "sub", "mul"))
 _EXACT = {
-    "abs": jnp.abs,
-    "ceil": jnp.ceil,
+    **_with_list_forms(OWN_DTYPE),
     "clone": lambda x: x,
-    "floor": jnp.floor,
-    "frac": lambda x: x - jnp.trunc(x),
+    "frac": frac,
     "max": jnp.max,
-    "neg": jnp.negative,
-    "round": jnp.round,
     "sign": sign,
-    "trunc": jnp.trunc,
     "zero": jnp.zeros_like,
 }
-_FLOAT = {
-    "acos": jnp.arccos,
-    "asin": jnp.arcsin,
-    "atan": jnp.arctan,
-    "cos": jnp.cos,
-    "cosh": jnp.cosh,
-    "erf": jax.scipy.special.erf,
-    "erfc": jax.scipy.special.erfc,
-    "exp": jnp.exp,
-    "expm1": jnp.expm1,
-    "lgamma": jax.scipy.special.gammaln,
-    "log": jnp.log,
-    "log10": jnp.log10,
-    "log1p": jnp.log1p,
-    "log2": jnp.log2,
-    "reciprocal": jnp.reciprocal,
-    "rsqrt": jax.lax.rsqrt,
-    "sigmoid": jax.nn.sigmoid,
-    "sin": jnp.sin,
-    "sinh": jnp.sinh,
-    "sqrt": jax.lax.sqrt,
-    "tan": jnp.tan,
-    "tanh": jnp.tanh,
-}
+_FLOAT = _with_list_forms(FLOAT)
 
 
 def _each(function: Callable) -> Callable:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from isoshard.core.nn.resizing import cubic_weights
 
-from .numerics import wide_all
+from .argument_forms import wide_all
 from .registry import lower
 from .vjp import pull_back
 
@@ -66,8 +66,8 @@ def _pick(image: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
 
 def _linear_taps(at: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
     low = jnp.floor(at)
-    part = at - low
-    return [(low, 1 - part), (low + 1, part)]
+    weight = at - low
+    return [(low, 1 - weight), (low + 1, weight)]
 
 
 def _cubic_taps(at: jax.Array):

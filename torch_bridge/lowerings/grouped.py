@@ -1,6 +1,6 @@
 """Grouped matrix products: one matrix per group of rows, as mixtures of experts use them.
 
-`offs` holds the end of each group along the ragged axis. Rows behind the last end belong to no
+`offs` are the ends of the groups along the ragged axis. Rows behind the last end belong to no
 group; torch leaves them undefined, here they are zero.
 """
 

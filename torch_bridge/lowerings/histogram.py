@@ -1,6 +1,6 @@
 """Histograms, of numbers and of points.
 
-A bin holds its left edge and not its right one, except the last, which holds both. Numbers outside
+A bin includes its left edge and not its right one; the last one includes both. Numbers outside
 and NaN are not counted.
 """
 

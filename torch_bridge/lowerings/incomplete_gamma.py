@@ -7,7 +7,7 @@ x**a * exp(-x) / gamma(a). There, the uniform expansion of Temme (DLMF 8.12) rep
     S = c_0(eta) + c_1(eta) / a + c_2(eta) / a**2 + ...
     eta**2 / 2 = mu - log(1 + mu),  mu = (x - a) / a,  eta with the sign of mu
 
->>> round(float(jax.jit(lower_part)(2000.0, 2010.0)), 4)
+>>> round(float(jax.jit(regularized_lower)(2000.0, 2010.0)), 4)
 0.5912
 """
 
@@ -32,12 +32,12 @@ _TERMS = 14
 """Powers of eta in each c_k: they converge to |eta| = 3.5, and |eta| is below 0.4 here."""
 
 
-def lower_part(a: jax.Array, x: jax.Array) -> jax.Array:
+def regularized_lower(a: jax.Array, x: jax.Array) -> jax.Array:
     """P(a, x), as `torch.special.gammainc`; operands broadcast, of one floating dtype."""
     return _either(jss.gammainc, -1, a, x)
 
 
-def upper_part(a: jax.Array, x: jax.Array) -> jax.Array:
+def regularized_upper(a: jax.Array, x: jax.Array) -> jax.Array:
     """Q(a, x), as `torch.special.gammaincc`; operands broadcast, of one floating dtype."""
     return _either(jss.gammaincc, 1, a, x)
 

@@ -22,7 +22,7 @@ import torch
 
 from .argument_forms import as_scalar, at_least_1d, axis, index_dtype
 from .argument_forms import in_bounds_indices as narrowed
-from .one_index_scatter import leading
+from .index_updates import leading
 from .program_partition import partition
 from .registry import lower
 from .unsharded_axes import unsharded
@@ -71,8 +71,8 @@ def masked_index(
     x: jax.Array, mask: jax.Array, indices: Sequence[jax.Array | None], fill: complex
 ) -> jax.Array:
     """`x[indices]` where the mask is set, else `fill`."""
-    got = x.at[index_arrays(x, indices)].get(mode="clip")
-    return jnp.where(mask.astype(bool), got, as_scalar(fill, x.dtype))
+    rows = x.at[index_arrays(x, indices)].get(mode="clip")
+    return jnp.where(mask.astype(bool), rows, as_scalar(fill, x.dtype))
 
 
 @lower("aten::gather")
@@ -84,8 +84,8 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
     if at.size == 0:
         return jnp.zeros(index.shape, x.dtype)
     limits = [n if d == lead else at.shape[d] for d, n in enumerate(array.shape)]
-    part = leading(array, limits)
-    return jnp.take_along_axis(part, at, axis=lead).reshape(index.shape)
+    cropped = leading(array, limits)
+    return jnp.take_along_axis(cropped, at, axis=lead).reshape(index.shape)
 
 
 @lower("aten::index_select")

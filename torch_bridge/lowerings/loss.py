@@ -15,8 +15,7 @@ import torch
 
 from isoshard.core.nn.precision import averaged
 
-from .argument_forms import wide
-from .numerics import wide_all
+from .argument_forms import wide, wide_all
 from .registry import lower
 from .vjp import pull_back
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import integer_products
-from .argument_forms import wide, wide_dtype
-from .numerics import wide_all
+from .argument_forms import wide, wide_all, wide_dtype
 from .registry import lower
 
 

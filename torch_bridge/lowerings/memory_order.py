@@ -1,4 +1,4 @@
-"""Operators whose results torch's CPU kernels lay out in memory by a rule of their own.
+"""Operators whose results have a memory order of their own in torch's CPU kernels.
 
 An axis of length 1 has a stride too, which views of it read; and an array with gaps can be packed
 in more than one order. There, torch's functions for `meta` tensors (`torch._refs`) give other

@@ -10,8 +10,7 @@ import torch
 
 from isoshard.core.nn.normalization import affine, input_gradient, reciprocal_rms, statistics
 
-from .argument_forms import wide
-from .numerics import wide_all
+from .argument_forms import wide, wide_all
 from .registry import lower
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .argument_forms import as_scalar, at_least_1d, axis, first_index
-from .one_index_scatter import read_slice
+from .index_updates import read_slice
 from .registry import lower
 from .unsharded_axes import unsharded
 
@@ -174,11 +174,11 @@ def _running(
     along = axis(dim, line.ndim)
     line = unsharded(line, [along])
     values = extreme(line, along)
-    met = line == values
+    is_extreme = line == values
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        met = met | jnp.isnan(line)
+        is_extreme = is_extreme | jnp.isnan(line)
     steps = jax.lax.broadcasted_iota(jnp.int32, line.shape, along)
-    indices = jax.lax.cummax(jnp.where(met, steps, 0), along)
+    indices = jax.lax.cummax(jnp.where(is_extreme, steps, 0), along)
     return values.reshape(x.shape), indices.reshape(x.shape)
 
 

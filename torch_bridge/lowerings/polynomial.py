@@ -29,19 +29,19 @@ def _evaluate(first: Callable[..., Any], step: Callable[..., Any]) -> Callable[.
         x, n = jnp.broadcast_arrays(x, n)
         degree = jnp.where(jnp.isfinite(n), jnp.trunc(n), -1)
         largest = jnp.max(degree, initial=-1)
-        zero, one = jnp.zeros_like(x), jnp.ones_like(x)
+        zero, p_0 = jnp.zeros_like(x), jnp.ones_like(x)
         start = first(x)
-        low = jnp.where(degree == 0, one, jnp.where(degree == 1, start, zero))
+        low = jnp.where(degree == 0, p_0, jnp.where(degree == 1, start, zero))
 
         def advance(
             state: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
         ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-            k, before, last, kept = state
+            k, before, last, result = state
             fresh = step(k, x, last, before)
-            return k + 1, last, fresh, jnp.where(degree == k + 1, fresh, kept)
+            return k + 1, last, fresh, jnp.where(degree == k + 1, fresh, result)
 
         k = jnp.ones((), x.dtype)
-        return lax.while_loop(lambda state: state[0] < largest, advance, (k, one, start, low))[3]
+        return lax.while_loop(lambda state: state[0] < largest, advance, (k, p_0, start, low))[3]
 
     return run
 
@@ -90,8 +90,8 @@ def _register(name: str, function: Callable[..., Any]) -> None:
     lower(*(f"aten::special_{each}" for each in overloads), promote="float")(function)
 
 
-for _name, _parts in _FAMILIES.items():
-    _function = _evaluate(*_parts)
+for _name, _functions in _FAMILIES.items():
+    _function = _evaluate(*_functions)
     _register(_name, _limited(_function) if "hermite" in _name else _function)
     if "chebyshev" in _name:
         _register(f"shifted_{_name}", _shifted(_function))

@@ -54,7 +54,7 @@ _PARTITION: contextvars.ContextVar[Partition] = contextvars.ContextVar(
 @contextlib.contextmanager
 def compiling_for(layouts: Iterable[Sharding]) -> Iterator[None]:
     """Declare the shardings of the program that is compiled."""
-    token = _PARTITION.set(_together(layouts))
+    token = _PARTITION.set(_merged(layouts))
     try:
         yield
     finally:
@@ -66,7 +66,7 @@ def partition() -> Partition:
     return _NOT_SPLIT if jax.sharding.get_abstract_mesh().manual_axes else _PARTITION.get()
 
 
-def _together(layouts: Iterable[Sharding]) -> Partition:
+def _merged(layouts: Iterable[Sharding]) -> Partition:
     split = [s for s in layouts if isinstance(s, NamedSharding) and any(s.spec)]
     images = [s for s in split if any(s.spec[2:])]
     partly = any(map(_leaves_devices_out, images))

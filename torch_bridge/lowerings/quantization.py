@@ -79,12 +79,14 @@ def scaled_mm(
     return product if bias is None else product + bias.astype(jnp.float32)
 
 
-def _kept(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_quantize_shapes(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The results of all fake quantizations: of the input's dtype, and the mask."""
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
-@lower("aten::fake_quantize_per_tensor_affine_cachemask", lift=("scale",), meta=_kept)
+@lower(
+    "aten::fake_quantize_per_tensor_affine_cachemask", lift=("scale",), meta=_fake_quantize_shapes
+)
 def fake_quantize(
     x: jax.Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -97,7 +99,9 @@ def fake_quantize(
     return _off_grid(quantized, scale, zero_point), inside
 
 
-@lower("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", meta=_kept)
+@lower(
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", meta=_fake_quantize_shapes
+)
 def fake_quantize_by_tensors(
     x: jax.Array,
     scale: jax.Array,
@@ -114,7 +118,7 @@ def fake_quantize_by_tensors(
     return jnp.where(enabled, quantized, x.astype(quantized.dtype)), inside | ~enabled
 
 
-@lower("aten::fake_quantize_per_channel_affine_cachemask", meta=_kept)
+@lower("aten::fake_quantize_per_channel_affine_cachemask", meta=_fake_quantize_shapes)
 def fake_quantize_channels(
     x: jax.Array,
     scale: jax.Array,

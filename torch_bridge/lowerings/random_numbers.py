@@ -43,7 +43,7 @@ def _integers(
     high: jax.Array | int,
     dtype: np.dtype | None = None,
 ) -> jax.Array:
-    """Whole numbers in [low, high), or in as much of that as the dtype holds."""
+    """Integers in [low, high), or in as much of that as the dtype represents."""
     bounds = jnp.iinfo(dtype or jnp.int64)
     low, high = max(int(low), int(bounds.min)), min(int(high), int(bounds.max) + 1)
     bits = index_dtype(low, high)
@@ -64,8 +64,8 @@ def rand(key: jax.Array, size: Sequence[int], *, dtype: np.dtype | None = None) 
     dtype = jnp.dtype(dtype or jnp.float32)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return jax.random.uniform(key, tuple(size), dtype)
-    part = jnp.finfo(dtype).dtype
-    return jax.lax.complex(*jax.random.uniform(key, (2, *size), part))
+    real_dtype = jnp.finfo(dtype).dtype
+    return jax.lax.complex(*jax.random.uniform(key, (2, *size), real_dtype))
 
 
 @lower_cloned("aten::rand_like", "aten::rand_like.generator", random=True)
@@ -137,7 +137,7 @@ def randperm(key: jax.Array, n: int, *, dtype: np.dtype | None = None) -> jax.Ar
 
 @lower("aten::random", random=True)
 def random_(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Whole numbers from 0 to the largest that `x` holds exactly."""
+    """Integers from 0 to the largest that the dtype of `x` represents exactly."""
     if x.dtype == bool:
         return random_from(key, x, 0, 2)
     if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -147,7 +147,7 @@ def random_(key: jax.Array, x: jax.Array) -> jax.Array:
 
 @lower("aten::random.from", random=True)
 def random_from(key: jax.Array, x: jax.Array, low: int, high: int | None) -> jax.Array:
-    """Whole numbers in [low, high), without `high` up to the largest that `x` holds."""
+    """Integers in [low, high), without `high` up to the largest that the dtype represents."""
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.integer) else None
     if high is None:
         high = int(jnp.iinfo(dtype or jnp.int64).max) + 1
@@ -352,6 +352,6 @@ def rrelu_with_noise(
     if not training:
         return jnp.where(x <= 0, x * ((lower + upper) / 2), x), noise
     drawn = jax.random.uniform(key, x.shape, _drawn(x.dtype), minval=lower, maxval=upper)
-    slope_samples = drawn.astype(x.dtype)
-    slope_samples = jnp.where(x <= 0, slope_samples, as_scalar(1, x.dtype))
-    return x * slope_samples, slope_samples
+    factors = drawn.astype(x.dtype)
+    factors = jnp.where(x <= 0, factors, as_scalar(1, x.dtype))
+    return x * factors, factors

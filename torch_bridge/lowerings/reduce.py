@@ -129,8 +129,8 @@ def var_mean(
     center = averaged(x, along, keepdims=True)
     count = max(0, lengths(x.shape, along) - (1 if correction is None else correction))
     off = x - center
-    parts = (off.real, off.imag) if jnp.iscomplexobj(x) else (off,)
-    variance = sum(jnp.sum(jnp.square(p), along, keepdims=keepdim) / count for p in parts)
+    components = (off.real, off.imag) if jnp.iscomplexobj(x) else (off,)
+    variance = sum(jnp.sum(jnp.square(p), along, keepdims=keepdim) / count for p in components)
     return variance, center if keepdim else jnp.squeeze(center, along)
 
 

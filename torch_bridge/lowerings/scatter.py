@@ -23,8 +23,8 @@ from .argument_forms import as_scalar, at_least_1d, axis, index_dtype, wide
 from .argument_forms import in_bounds_indices as narrowed
 from .extremes import written
 from .index import index_arrays, order
+from .index_updates import leading, write
 from .memory_order import lower_cloned, lower_contiguous
-from .one_index_scatter import leading, write
 from .registry import lower
 from .unsharded_axes import unsharded
 
@@ -214,8 +214,8 @@ def _write(
     if reduce is None:
         return write(x, where, src, "set")
     if x.dtype == bool:
-        base, part = x.astype(jnp.int32), src.astype(jnp.int32)
-        return _write(base, where, part, reduce, include_self, mode).astype(bool)
+        base, updates = x.astype(jnp.int32), src.astype(jnp.int32)
+        return _write(base, where, updates, reduce, include_self, mode).astype(bool)
     if not include_self:
         touched = jnp.zeros(x.shape, bool).at[where].set(True)
         x = jnp.where(touched, _identity(reduce, x.dtype), x)

@@ -20,7 +20,7 @@ import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
 from .argument_forms import as_scalar, axis
-from .one_index_scatter import put, spread, write_slice
+from .index_updates import put, spread, write_slice
 from .registry import lower
 
 

@@ -86,17 +86,17 @@ def _segment_reduce(
 
     def reduce_row(row: jax.Array, starts: jax.Array, sizes: jax.Array) -> jax.Array:
         owner = _owners(starts, sizes, row.shape[0])
-        got = _REDUCE[reduce](row, owner, count + 1)[:count]
+        out = _REDUCE[reduce](row, owner, count + 1)[:count]
         size = sizes.reshape(-1, *(1,) * (row.ndim - 1))
         if reduce == "max":
-            return jnp.maximum(got, start)
+            return jnp.maximum(out, start)
         if reduce == "min":
-            return jnp.minimum(got, start)
-        got = got * start if reduce == "prod" else got + start
+            return jnp.minimum(out, start)
+        out = out * start if reduce == "prod" else out + start
         if reduce != "mean":
-            return got
+            return out
         empty = jnp.asarray(jnp.nan if initial is None else initial, data.dtype)
-        return jnp.where(size == 0, empty, got / jnp.maximum(size, 1))
+        return jnp.where(size == 0, empty, out / jnp.maximum(size, 1))
 
     return jax.vmap(reduce_row)(flat, starts, sizes).reshape(*lead, count, *flat.shape[2:])
 

@@ -23,8 +23,8 @@ from isoshard.core.extensions import block_pad
 from isoshard.core.lifting.in_blocks import in_blocks
 
 from .argument_forms import as_scalar, axis, cast
+from .index_updates import read_slice
 from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
-from .one_index_scatter import read_slice
 from .registry import lower
 from .unsharded_axes import named, unsharded
 
@@ -185,8 +185,8 @@ def _cropped(
     """
     starts = [max(0, -low) for low, _ in pairs]
     stops = [size + min(0, high) for size, (_, high) in zip(x.shape, pairs, strict=True)]
-    part = jax.lax.slice(named(x), starts, stops)
-    return part, [(max(0, low), max(0, high)) for low, high in pairs]
+    cropped = jax.lax.slice(named(x), starts, stops)
+    return cropped, [(max(0, low), max(0, high)) for low, high in pairs]
 
 
 def _pairs(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
@@ -217,14 +217,14 @@ def _edged(x: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
     """`jnp.pad(x, pairs, mode="edge")`, whose first rows XLA's partitioner takes for all of `x`."""
     for dim, (low, high) in enumerate(pairs):
         size, shape = x.shape[dim], list(x.shape)
-        parts = [x]
+        operands = [x]
         if low:
             shape[dim] = low
-            parts.insert(0, jnp.broadcast_to(read_slice(x, dim, 0, 1), shape))
+            operands.insert(0, jnp.broadcast_to(read_slice(x, dim, 0, 1), shape))
         if high:
             shape[dim] = high
-            parts.append(jnp.broadcast_to(read_slice(x, dim, size - 1, size), shape))
-        x = jnp.concatenate(parts, dim)
+            operands.append(jnp.broadcast_to(read_slice(x, dim, size - 1, size), shape))
+        x = jnp.concatenate(operands, dim)
     return x
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from isoshard.core.nn.dot_product_attention import softmax
 
-from .argument_forms import at_least_1d, wide
-from .numerics import widely
+from .argument_forms import at_least_1d, wide, widely
 from .registry import lower
 
 

@@ -153,9 +153,9 @@ def _encoder_layer(
         return _layer_norm(x, (embed_dim,), weight, bias, eps)[0].astype(x.dtype)
 
     def attend(x: jax.Array) -> jax.Array:
-        parts = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
         return _attention(
-            x, x, x, embed_dim, num_heads, *parts, mask, need_weights=False, mask_type=mask_type
+            x, x, x, embed_dim, num_heads, *weights, mask, need_weights=False, mask_type=mask_type
         )[0]
 
     def feed(x: jax.Array) -> jax.Array:

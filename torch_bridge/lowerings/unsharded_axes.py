@@ -54,7 +54,7 @@ def diagonal(x: jax.Array, offset: int, axis1: int, axis2: int) -> jax.Array:
 
 
 def named(x: jax.Array) -> jax.Array:
-    """The array as one that XLA's partitioner does not take for what it was made of.
+    """The array as a new value, which XLA's partitioner does not trace to its operands.
 
     Does not constrain its sharding, and leaves nothing in the compiled program. It has to be
     before a slice of it: what follows the slice is resharded as the slice is.

@@ -1,4 +1,4 @@
-"""Modules: parameters and buffers by name, laid out all or not at all."""
+"""Modules: parameters and buffers by name, sharded all or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..loops.by_layer import ByLayer
 from ..loops.stacked import StackedLayers
 from ..overrides import swap_parameters
 
-Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
+Placer = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
 
 
 def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -30,21 +30,21 @@ def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def named_arrays(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer under the name that a plan knows; see `ByLayer`."""
+    """Every parameter and buffer under the name that plans match; see `ByLayer`."""
     return ByLayer(module).tensors
 
 
 def layout(
     module: torch.nn.Module, mesh: Mesh, spec: Any, name: str | None = None, *, warn: bool = False
 ) -> dict[str, NamedSharding]:
-    """Where every parameter and buffer of a module goes.
+    """The sharding of every parameter and buffer of a module.
 
     Args:
         module: on any device.
         mesh: the mesh.
         spec: a Plan, a dictionary of specs by name, or one spec for all.
         name: of the module, put before the names of its tensors in messages.
-        warn: whether rules that decide nothing are told.
+        warn: whether to warn of rules that decide nothing.
 
     Returns:
         A sharding for each name.
@@ -60,40 +60,40 @@ def layout(
 
 def _decided(
     module: torch.nn.Module,
-    found: Mapping[str, torch.Tensor],
+    named: Mapping[str, torch.Tensor],
     mesh: Mesh,
     spec: Any,
     name: str | None,
     warn: bool,
 ) -> dict[str, NamedSharding]:
-    """What a spec says of named tensors."""
+    """The shardings of named tensors by a spec."""
     if isinstance(spec, Plan):
-        resolved = resolve_leaves(spec, [_leaf(*item) for item in found.items()], mesh)
+        resolved = resolve_leaves(spec, [_leaf(*entry) for entry in named.items()], mesh)
         if warn:
             warn_replicated(spec, resolved)
         if warn and resolved.unused:
             warn_unused(spec, module)
         return {leaf.name: leaf.sharding for leaf in resolved.leaves}
     if isinstance(spec, dict):
-        unknown = [key for key in spec if key not in found]
+        unknown = [key for key in spec if key not in named]
         if unknown:
             raise ShardingError(
                 f"{type(module).__name__} has no tensors called {', '.join(unknown)}; its names "
-                f"are {', '.join(list(found)[:20])}{', ..' if len(found) > 20 else ''}"
+                f"are {', '.join(list(named)[:20])}{', ..' if len(named) > 20 else ''}"
             )
     prefix = f"{name}." if name else ""
-    result, faults = {}, []
-    for key, tensor in found.items():
-        one = spec.get(key) if isinstance(spec, dict) else spec
+    shardings, errors = {}, []
+    for key, tensor in named.items():
+        entry = spec.get(key) if isinstance(spec, dict) else spec
         try:
-            result[key] = named_sharding(
-                one, mesh, tensor.dim(), shape=tuple(tensor.shape), name=prefix + key
+            shardings[key] = named_sharding(
+                entry, mesh, tensor.dim(), shape=tuple(tensor.shape), name=prefix + key
             )
         except ShardingError as error:
-            faults.append(error)
-    if faults:
-        raise_collected(faults)
-    return result
+            errors.append(error)
+    if errors:
+        raise_collected(errors)
+    return shardings
 
 
 def _leaf(name: str, tensor: torch.Tensor) -> ModelLeaf:
@@ -105,25 +105,25 @@ def shard_module(
     module: torch.nn.Module,
     mesh: Mesh,
     spec: Any,
-    place: Place,
+    place: Placer,
     *,
     copy: bool | None = None,
     name: str | None = None,
 ) -> torch.nn.Module:
-    """Lay every parameter and buffer out on the mesh; on an error nothing is changed.
+    """Shard every parameter and buffer of a module; on an error nothing is changed.
 
-    Four steps: the tensors by name, a layout for each, each in its layout, and each in its place.
+    Four steps: the tensors by name, a sharding for each, each sharded so, and each put back.
 
     Args:
         module: changed in place.
         mesh: the mesh.
         spec: as for `layout`.
-        place: makes one tensor.
+        place: returns a tensor in its sharding.
         copy: as for `shard`.
         name: of the module, for messages.
 
     Returns:
-        `module`. Its parameters stay the same objects, see
+        `module`. Its parameters remain the same objects, see
         `isoshard.torch_bridge.overrides.swap_parameters`.
     """
     named = list(tensors(module))
@@ -135,7 +135,7 @@ def shard_module(
             new.grad = place(tensor.grad, shardings[key], copy, f"{key}.grad")
         moved[id(tensor)] = new
     swap_parameters.replace(
-        [(place, moved[id(place[2])]) for place in swap_parameters.parameters(module)]
+        [(parameter, moved[id(parameter[2])]) for parameter in swap_parameters.parameters(module)]
     )
     for child in module.modules():
         for key, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):

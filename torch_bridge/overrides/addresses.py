@@ -1,6 +1,6 @@
-"""Addresses that tell memories of the `jax` device apart, and how large they are.
+"""Addresses that distinguish storages of the `jax` device, and their sizes.
 
-Libraries that write checkpoints ask which tensors share memory: `tensor.data_ptr()` and
+Libraries that write checkpoints look for tensors that share memory: `tensor.data_ptr()` and
 `tensor.untyped_storage()` answer that. There is nothing to read at such an address: the memory
 belongs to JAX, one buffer on each device, and programs replace it.
 
@@ -14,10 +14,19 @@ Traceback (most recent call last):
 ...
 RuntimeError: the memory of a tensor on the jax device belongs to JAX, and tolist() would read \
 or change it; use isoshard.to_jax(tensor), or tensor.cpu() for a CPU tensor with a torch storage
+
+Creating a torch storage on the device raises too: torch would call the device's allocator in C++,
+and the process would end.
+
+>>> torch.UntypedStorage(4, device="jax")  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+...
+RuntimeError: the memory of a tensor on the jax device belongs to JAX, and UntypedStorage(..) ...
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import Any, NoReturn
@@ -29,7 +38,7 @@ from ..engine.recording import lazy_tensor
 from ..engine.values.value import Storage
 
 _FIRST = 1 << 60  # beyond what any process has mapped: who reads there is stopped
-_ALIGNED = 512
+_ALIGNED = 512  # bytes, as blocks of torch's CUDA allocator
 
 _lock = threading.Lock()
 _next = _FIRST
@@ -47,11 +56,11 @@ def address_of(tensor: lazy_tensor.LazyTensor) -> int:
 def _address(storage: Storage) -> int:
     global _next
     with _lock:
-        found = _addresses.get(storage)
-        if found is None:
-            found = _addresses[storage] = _next
+        address = _addresses.get(storage)
+        if address is None:
+            address = _addresses[storage] = _next
             _next += -(-max(_size(storage), 1) // _ALIGNED) * _ALIGNED
-    return found
+    return address
 
 
 def _size(storage: Storage) -> int:
@@ -61,7 +70,7 @@ def _size(storage: Storage) -> int:
 
 
 class MemoryHandle:
-    """What `untyped_storage()` gives: which memory it is and how large, not what it holds.
+    """The result of `untyped_storage()`: identity and size of a storage, not its contents.
 
     Args:
         storage: the memory.
@@ -121,21 +130,21 @@ class MemoryHandle:
         return f"<memory of {self.nbytes()} bytes on {self.device} at {self.data_ptr():#x}>"
 
     def __getattr__(self, name: str) -> Any:
-        """Refused: what torch's storages have besides would read or change the memory."""
+        """Raises: what torch's storages have besides would read or change the memory."""
         if name.startswith("__") or not hasattr(torch.UntypedStorage, name):
             raise AttributeError(f"the memory of a tensor on the jax device has no {name!r}")
 
-        def refused(*_args: Any, **_kwargs: Any) -> NoReturn:
+        def method(*_args: Any, **_kwargs: Any) -> NoReturn:
             raise RuntimeError(refusal(f"{name}()"))
 
-        return refused
+        return method
 
-    def __getitem__(self, place: Any) -> Any:
-        """Refused, likewise."""
+    def __getitem__(self, index: Any) -> Any:
+        """Raises, likewise."""
         raise RuntimeError(refusal("indexing"))
 
-    def __setitem__(self, place: Any, value: Any) -> Any:
-        """Refused, likewise."""
+    def __setitem__(self, index: Any, value: Any) -> Any:
+        """Raises, likewise."""
         raise RuntimeError(refusal("indexing"))
 
 
@@ -146,3 +155,17 @@ def refusal(what: str) -> str:
         f"{what} would read or change "
         "it; use isoshard.to_jax(tensor), or tensor.cpu() for a CPU tensor with a torch storage"
     )
+
+
+def register() -> None:
+    """Let `torch.UntypedStorage`, which every new storage goes through, reject the device."""
+    theirs = torch.UntypedStorage.__new__
+
+    @functools.wraps(theirs)
+    def new(cls: type[torch.UntypedStorage], *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type in naming.OURS:
+            raise RuntimeError(refusal(f"{cls.__name__}(..)"))
+        return theirs(cls, *args, **kwargs)
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]

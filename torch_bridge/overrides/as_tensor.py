@@ -1,6 +1,6 @@
 """`torch.as_tensor` and `torch.asarray` of a tensor on the `jax` device, which share its memory.
 
-torch compares the device asked for with the one that the tensor's C++ side has, finds another, and
+torch compares the requested device with the one that the tensor's C++ side has, finds another, and
 would copy. Both functions are replaced once, when the device is registered, by ones that take such
 a tensor as it is; anything else goes to torch's own.
 
@@ -26,7 +26,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def register() -> None:
-    """Replace the functions, unless `with torch.device(..)` would not know them any more."""
+    """Replace the functions, unless `with torch.device(..)` would not recognize them any more."""
     if device_functions is None:
         return
     device_functions()  # torch remembers which functions take a default device: its own

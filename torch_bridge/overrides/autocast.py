@@ -67,7 +67,7 @@ FLOAT32_DTYPE = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
     linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
 """.split()
-"""Operators with a `dtype=` argument: it becomes float32 unless it was given."""
+"""Operators with a `dtype=` argument: it becomes float32 unless it was passed."""
 
 FLOAT32_APPEND = {
     "norm.Scalar": "norm.ScalarOpt_dtype",
@@ -160,14 +160,14 @@ def _is_eligible(arg: Any) -> bool:
     return (
         isinstance(arg, torch.Tensor)
         and arg.dtype in _ELIGIBLE
-        and arg.device.type in naming.OURS  # a tensor of `torch.func` says `lazy`
+        and arg.device.type in naming.OURS  # a tensor of `torch.func` reports `lazy`
     )
 
 
 def _cast(arg: Any, dtype: torch.dtype) -> Any:
     if _is_eligible(arg):
         return arg if arg.dtype == dtype else torch.ops.aten._to_copy.default(arg, dtype=dtype)
-    return [_cast(item, dtype) for item in arg] if isinstance(arg, list | tuple) else arg
+    return [_cast(leaf, dtype) for leaf in arg] if isinstance(arg, list | tuple) else arg
 
 
 def _cast_all(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
@@ -184,11 +184,11 @@ def _float32(func: Any) -> Any:
 
 
 def _float32_dtype(func: Any) -> Any:
-    place = [argument.name for argument in schema_of(func).arguments].index("dtype")
+    position = [argument.name for argument in schema_of(func).arguments].index("dtype")
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = len(args) > place or kwargs.get("dtype") is not None
-        if given or not _is_eligible(args[0]):
+        has_dtype = len(args) > position or kwargs.get("dtype") is not None
+        if has_dtype or not _is_eligible(args[0]):
             return func(*args, **kwargs)
         return func(*args, **{**kwargs, "dtype": torch.float32})
 
@@ -209,11 +209,11 @@ def _promote(func: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = get_autocast_dtype("jax")
         leaves = [leaf for arg in args for leaf in (arg if isinstance(arg, list) else [arg])]
-        found = {leaf.dtype for leaf in leaves if _is_eligible(leaf)}
-        if torch.float32 in found:
+        dtypes = {leaf.dtype for leaf in leaves if _is_eligible(leaf)}
+        if torch.float32 in dtypes:
             return _cast_all(func, args, kwargs, torch.float32)
-        if not found <= {dtype}:
-            others = ", ".join(map(str, sorted(found - {dtype}, key=str)))
+        if not dtypes <= {dtype}:
+            others = ", ".join(map(str, sorted(dtypes - {dtype}, key=str)))
             raise RuntimeError(
                 f"{func} under torch.autocast('jax', {dtype}) got {others}; autocast mixes "
                 f"{dtype} with torch.float32 only. Cast the operand with .to({dtype}) or .float()"

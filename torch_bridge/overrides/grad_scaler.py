@@ -1,6 +1,6 @@
 """`torch.amp.GradScaler("jax")`: the places where torch's class does not suit the device.
 
-- `step` of an optimizer without `fused=True` asks on the host whether an infinity was found. That
+- `step` of an optimizer without `fused=True` reads on the host whether there was an infinity. That
   costs a wait outside `xs.compile`, and is refused inside, where a replay would not ask again.
 - The scale is made when it is first used. If that is inside a step that is being captured, it is
   made as if before the step, so that it is there also after a step that was refused.
@@ -58,10 +58,10 @@ def _first_use(theirs: Any) -> Any:
     return first_use
 
 
-def _from_before(number: float, dtype: torch.dtype) -> torch.Tensor:
+def _from_before(scalar: float, dtype: torch.dtype) -> torch.Tensor:
     """A number on the device that no recorded operation makes."""
     aval = Aval.contiguous((), dtype)
-    storage = Storage(Value(np.array(number, aval.physical)), aval)
+    storage = Storage(Value(np.array(scalar, aval.physical)), aval)
     return lazy_tensor.new_tensor(aval, storage, Chain.root(aval))
 
 
@@ -79,10 +79,10 @@ def _step(theirs: Any) -> Any:
         ):
             name = type(optimizer).__name__
             raise CaptureError(
-                f"{metrics.user_location()}: GradScaler.step asks on the host whether to call "
-                f"{name}.step, which a compiled step would not ask again. Make the optimizer with "
+                f"{metrics.user_location()}: GradScaler.step decides on the host whether to call "
+                f"{name}.step, which a compiled step would not repeat. Create the optimizer with "
                 "fused=True (Adam, AdamW, SGD, with torch 2.13 Adagrad), which decides on the "
-                "device; with torch.bfloat16 no GradScaler is needed; or leave this part out of "
+                "device; with torch.bfloat16 no GradScaler is needed; or call the scaler outside "
                 "the compiled step."
             )
         return theirs(self, optimizer, state, *args, **kwargs)

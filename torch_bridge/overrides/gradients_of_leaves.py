@@ -1,4 +1,4 @@
-"""`torch.autograd.grad`, whose gradients are laid out as the leaves that they are of.
+"""`torch.autograd.grad`, whose gradients are sharded as their leaves.
 
 `backward()` has a hook for that, which only `.grad` passes. The function is replaced once, when the
 device is registered; gradients of other devices pass as they are.
@@ -33,21 +33,23 @@ def register() -> None:
     @functools.wraps(theirs)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         with naming.in_users_words():
-            found = theirs(outputs, inputs, *args, **kwargs)
+            gradients = theirs(outputs, inputs, *args, **kwargs)
         if not lazy_tensor.used() or not isinstance(recorder(), Tape):
-            return found
-        if isinstance(found, dict):
-            return {name: _laid_out(inputs[name], one) for name, one in found.items()}
+            return gradients
+        if isinstance(gradients, dict):
+            return {
+                name: _resharded(inputs[name], gradient) for name, gradient in gradients.items()
+            }
         leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        if len(leaves) != len(found):  # one GradientEdge
-            return found
-        return tuple(map(_laid_out, leaves, found))
+        if len(leaves) != len(gradients):  # one GradientEdge
+            return gradients
+        return tuple(map(_resharded, leaves, gradients))
 
     setattr(torch.autograd, "grad", grad)  # noqa: B010  (typed with overloads)
     let_scripts_call(grad, "aten::grad")
 
 
-def _laid_out(leaf: Any, gradient: Any) -> Any:
+def _resharded(leaf: Any, gradient: Any) -> Any:
     both = isinstance(leaf, lazy_tensor.LazyTensor) and isinstance(gradient, lazy_tensor.LazyTensor)
     if not both or leaf.shape != gradient.shape or not marks.is_leaf(leaf):
         return gradient

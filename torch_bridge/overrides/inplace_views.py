@@ -26,20 +26,13 @@ import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import is_view, swap_contents
 
-_VIEWS = {
-    "t_": "t",
-    "transpose_": "transpose",
-    "swapaxes_": "swapaxes",
-    "swapdims_": "swapdims",
-    "unsqueeze_": "unsqueeze",
-    "squeeze_": "squeeze",
-    "as_strided_": "as_strided",
-}
+_VIEWS = ("t", "transpose", "swapaxes", "swapdims", "unsqueeze", "squeeze", "as_strided")
 
 
 def register(cls: type[torch.Tensor]) -> None:
     """Give a class of tensors methods that turn its views."""
-    for name, view in _VIEWS.items():
+    for view in _VIEWS:
+        name = f"{view}_"
         setattr(cls, name, _method(getattr(torch.Tensor, name), getattr(torch.Tensor, view)))
 
 
@@ -49,9 +42,9 @@ def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[
         if not is_view(self):
             return in_place(self, *args, **kwargs)
         turned = view(self, *args, **kwargs)
-        # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
-        mine, other = self.__dict__, turned.__dict__
-        self.__dict__, turned.__dict__ = other, mine
+        # A graph that references the earlier tensor goes on with it, which is `turned` from now on.
+        fields, view_fields = self.__dict__, turned.__dict__
+        self.__dict__, turned.__dict__ = view_fields, fields
         swap_contents(self, turned)
         return self
 

@@ -1,4 +1,4 @@
-"""Optimizers whose state is loaded: what is of a parameter's shape lies in the parameter's blocks.
+"""Loaded optimizer state: slots of a parameter's shape are sharded in the parameter's blocks.
 
 Torch moves what it loads to the device of the parameter, and to its dtype. Where a parameter lies
 in blocks of unequal sizes, or did when its state was saved, it is laid out as well, so that a
@@ -44,20 +44,20 @@ def _load_state_dict(theirs: Any) -> Any:
                 continue
             for kind, slot in state.items():
                 if isinstance(slot, lazy_tensor.LazyTensor) and slot.shape == param.shape:
-                    state[kind] = _as_laid(slot, param)
+                    state[kind] = _resharded(slot, param)
 
     return load_state_dict
 
 
-def _as_laid(slot: Any, param: Any) -> Any:
+def _resharded(slot: Any, param: Any) -> Any:
     """A slot, or a copy of it in the layout of its parameter where one of them is in blocks."""
     if slot._chain.ops or param._chain.ops:
         return slot
     have, want = (x._storage.value.layout for x in (slot, param))
-    in_blocks = any(layout_numbers.blocks(number) is not None for number in (have, want))
+    in_blocks = any(layout_numbers.blocks(layout_id) is not None for layout_id in (have, want))
     if have == want or want == layout_numbers.UNPLACED or not in_blocks:
         return slot
-    if layout_numbers.is_resting(have) or layout_numbers.is_resting(want):
+    if layout_numbers.is_on_host(have) or layout_numbers.is_on_host(want):
         return slot
     with torch.no_grad():
         moved: Any = slot.detach().clone()

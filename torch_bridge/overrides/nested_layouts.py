@@ -1,4 +1,4 @@
-"""Nested tensors, which the `jax` device does not hold: refused at the call, with what to do.
+"""Nested tensors, which the `jax` device does not support: each call raises, with the fix.
 
 XLA's programs have fixed shapes, so rows of many lengths are padded to one, and a mask tells what
 is real. Torch would fail inside its own C++ code, or name an internal operator.
@@ -7,7 +7,7 @@ is real. Torch would fail inside its own C++ code, or name an internal operator.
 >>> torch.nested.nested_tensor(rows, device="jax")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
 ...
-NotImplementedError: torch.nested.nested_tensor: the jax device holds no nested tensors; pad ...
+NotImplementedError: torch.nested.nested_tensor: the jax device has no nested tensors; pad ...
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
 def refuse(what: str) -> NoReturn:
-    """Say that there are no nested tensors, and what there is.
-
-    Args:
-        what: the function that would make one.
+    """Raise that there are no nested tensors, with the fix.
 
     Raises:
         NotImplementedError: always.
     """
     raise NotImplementedError(
-        f"{what}: the jax device holds no nested tensors; pad the rows to one length with "
+        f"{what}: the jax device has no nested tensors; pad the rows to one length with "
         "torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), or a nested tensor on the CPU "
-        "with .to_padded_tensor(0.0), move that to the device, and keep a mask of what is real "
+        "with .to_padded_tensor(0.0), move that to the device, and mask the real elements "
         "(attn_mask=, src_key_padding_mask=, torch.where)"
     )
 
@@ -54,7 +51,7 @@ def register() -> list[torch.library.Library]:
     if jagged_class is not None:
         jagged_class.to = _moving(torch.Tensor.to)
     for name in _OPERATORS:
-        dispatch.SPECIAL[f"aten::{name}"] = functools.partial(_refused, name)
+        dispatch.SPECIAL[f"aten::{name}"] = functools.partial(_raise_for, name)
     dispatch.SPECIAL["aten::_nested_tensor_from_mask_left_aligned"] = _not_left_aligned
     library = torch.library.Library("aten", "IMPL")
     library.impl("_to_copy", lambda *_args, **_kwargs: refuse("Tensor.to"), _STRIDED)
@@ -106,10 +103,10 @@ def _moving(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _refused(name: str, _args: Any, _kwargs: Any) -> NoReturn:
+def _raise_for(name: str, _args: Any, _kwargs: Any) -> NoReturn:
     refuse(f"aten.{name}")
 
 
 def _not_left_aligned(_args: Any, _kwargs: Any) -> bool:
-    """What a `TransformerEncoder` asks before it makes its padded input a nested tensor."""
+    """What a `TransformerEncoder` checks before it converts its padded input to a nested tensor."""
     return False

@@ -1,6 +1,6 @@
 """How tensors on the `jax` device are pickled: as torch pickles those of its other devices.
 
-A pickle holds the elements as a CPU tensor, and names only functions of torch that
+A pickle has the elements as a CPU tensor, and names only functions of torch that
 `torch.load(weights_only=True)` allows. So a checkpoint written here is read like any other, also
 where isoshard is not installed:
 
@@ -34,7 +34,7 @@ from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
-# Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.
+# Gathered tensors that a pickler references, by the value they were gathered from, and the view.
 _GATHERED: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
 _VALUES: Any = or_absent(WeakIdKeyDictionary)
 
@@ -53,12 +53,12 @@ def reduced(tensor: lazy_tensor.LazyTensor) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _gathered(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
-    """The elements on the CPU; the same tensor as before while somebody holds that."""
+    """The elements on the CPU; the same tensor as before while that has a reference."""
     value = tensor._storage.value
     key = (id(value), tensor._chain)
-    known = _GATHERED.get(key)
-    if known is not None and known.dtype == tensor.dtype:
-        return known
+    cached = _GATHERED.get(key)
+    if cached is not None and cached.dtype == tensor.dtype:
+        return cached
     metrics.count("gathers")
     host = to_host(tensor)
     _VALUES[host] = value  # as long as the key lives, no other value can have this one's id
@@ -67,7 +67,7 @@ def _gathered(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 
 
 class _Arriving(torch.UntypedStorage):
-    """Memory that `torch.load` read for the `jax` device: on the CPU until tensors are made of it.
+    """Memory that `torch.load` read for the `jax` device: on the CPU until its tensors are created.
 
     Attributes:
         tensors: those made so far, by dtype and place in the memory: tied weights stay tied.
@@ -94,19 +94,19 @@ def _arrive(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
 
 def _set_storage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """`set_(storage, offset, size, stride)`, by which torch builds a tensor that it loads."""
-    target, storage, *place = args
+    target, storage, *view = args
     if not isinstance(storage, _Arriving):
         raise RuntimeError(
             f"a tensor on the {naming.current().type} device cannot take a torch storage as "
             "its memory; make a CPU "
             f"tensor of it and move that with {naming.moving()}"
         )
-    key = (target.dtype, str(place))
-    made: Any = storage.tensors.get(key)
-    if made is None:
-        host = torch.empty(0, dtype=target.dtype).set_(storage, *place)
-        made = storage.tensors[key] = host.to("jax")
-    lazy_tensor.adopt(target, made)
+    key = (target.dtype, str(view))
+    tensor: Any = storage.tensors.get(key)
+    if tensor is None:
+        host = torch.empty(0, dtype=target.dtype).set_(storage, *view)
+        tensor = storage.tensors[key] = host.to("jax")
+    lazy_tensor.adopt(target, tensor)
     return target
 
 

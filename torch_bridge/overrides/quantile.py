@@ -57,7 +57,7 @@ nanquantile = functools.partial(_quantile, "nanquantile")
 
 
 def _at(ordered: torch.Tensor, ranks: torch.Tensor, interpolation: str) -> torch.Tensor:
-    """Elements at ranks that need not be whole."""
+    """Elements at ranks that need not be integers."""
     if interpolation == "lower":
         ranks = ranks.floor()
     elif interpolation == "higher":

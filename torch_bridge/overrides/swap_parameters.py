@@ -16,10 +16,10 @@ True
 >>> decoder.weight.device
 device(type='jax', index=0)
 
-Where something else holds the parameter (a graph that will run backward, a weak reference), the new
-tensor takes the old one's place instead, in every module that had it.
+Where something else refers to the parameter (a graph, a weak reference), the new tensor replaces
+the old one instead, in every module that had it.
 
-The way of `torch.nn.Module.to` is wrapped once, when the device is registered; calls that move
+`torch.nn.Module._apply` is wrapped once, when the device is registered; calls that move
 nothing to or from `jax` are left as they are.
 """
 
@@ -36,7 +36,7 @@ from isoshard.torch_bridge._torch_internals.module_fields import APPLY, own_para
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks, put_hooks
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
-_Place = tuple[dict[str, Any], str, torch.Tensor]
+ParameterEntry = tuple[dict[str, Any], str, torch.Tensor]
 
 
 class _Depth(threading.local):
@@ -47,7 +47,7 @@ _DEPTH = _Depth()
 
 
 def register() -> None:
-    """Wrap the way of `to`, `cpu`, `cuda` and their like."""
+    """Wrap `Module._apply`, which `to`, `cpu` and `cuda` call."""
     own_parameters(torch.nn.Module())  # what raises does so here, and not in every `module.to(..)`
     APPLY.wrap(_keeping)
 
@@ -57,47 +57,48 @@ def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:
     def _apply(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if _DEPTH.inside:
             return original(self, *args, **kwargs)
-        places = parameters(self)
+        entries = parameters(self)
         _DEPTH.inside = True
         try:
             result = original(self, *args, **kwargs)
         finally:
             _DEPTH.inside = False
             replace(
-                [(place, place[0][place[1]]) for place in places if _crossed(place)],
+                [(entry, entry[0][entry[1]]) for entry in entries if _crossed(entry)],
             )
         return result
 
     return _apply
 
 
-def parameters(module: torch.nn.Module) -> list[_Place]:
-    """Every place in a module that holds a parameter: its dictionary, its key and the parameter."""
+def parameters(module: torch.nn.Module) -> list[ParameterEntry]:
+    """The parameters of a module, each as its dictionary, its key and the parameter."""
     return [
-        (own, key, parameter)
+        (fields, key, parameter)
         for child in module.modules()
-        for own in (own_parameters(child),)
-        for key, parameter in own.items()
+        for fields in (own_parameters(child),)
+        for key, parameter in fields.items()
         if parameter is not None
     ]
 
 
-def replace(places: list[tuple[_Place, torch.Tensor]]) -> None:
-    """Give parameters new content, each object once, wherever it stands.
+def replace(replacements: list[tuple[ParameterEntry, torch.Tensor]]) -> None:
+    """Replace the contents of parameters, each object once.
 
     Args:
-        places: a place with what the parameter there becomes; equal parameters become the first.
+        replacements: entries of `parameters` with their new tensors; of equal parameters the first
+            counts.
     """
     done: dict[int, torch.Tensor] = {}
-    for (own, key, old), new in places:
+    for (fields, key, old), new in replacements:
         if id(old) not in done:
             done[id(old)] = old if _swapped(old, new) else new
-        own[key] = done[id(old)]
+        fields[key] = done[id(old)]
 
 
-def _crossed(place: _Place) -> bool:
-    own, key, old = place
-    new = own[key]
+def _crossed(entry: ParameterEntry) -> bool:
+    fields, key, old = entry
+    new = fields[key]
     return new is not old and isinstance(old, lazy_tensor.LazyTensor) != isinstance(
         new, lazy_tensor.LazyTensor
     )
@@ -107,7 +108,7 @@ def _swapped(old: torch.Tensor, new: torch.Tensor) -> bool:
     hooks = all_hooks(old)
     try:
         torch.utils.swap_tensors(old, new)
-    except RuntimeError:  # a graph or a weak reference holds one of the two
+    except RuntimeError:  # a graph or a weak reference refers to one of the two
         return False
     if any(hooks):
         put_hooks(old, hooks)

@@ -81,18 +81,11 @@ def block_sizes(
 ) -> tuple[int, ...] | None:
     """The valid sizes of the blocks along one tensor axis.
 
-    Args:
-        dim: the tensor axis.
-        extent: its elements.
-        order: the mesh axes that split it, outermost first.
-        placements: one per mesh axis.
-        mesh: the mesh.
-
     Returns:
         One size per block, in the order of the spec; None if the axis divides.
 
     Raises:
-        UnrepresentableError: what some device holds is not consecutive, or the blocks are not in
+        UnrepresentableError: a device's elements are not consecutive, or the blocks are not in
             order; uneven strided splits can be so.
     """
     shape = [mesh.axis_sizes[axis] for axis in order]
@@ -116,28 +109,25 @@ def block_sizes(
 
 
 def chunk_ranges(extent: int, steps: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """What a device holds of an axis, as intervals in order, none empty, none adjacent.
+    """A device's elements along an axis, as intervals in order, none empty, none adjacent.
 
     Args:
         extent: elements of the axis.
         steps: per mesh axis that splits it, from the left: devices, the device's index, and the
             number of parts of which each is split.
-
-    Returns:
-        Start and stop of each interval.
     """
     have = [(0, extent)] if extent else []
     for devices, at, factor in steps:
         total = sum(stop - start for start, stop in have)
-        parts = [chunk(0, total, factor, index) for index in range(factor)]
-        have = _select(have, [chunk(*part, devices, at) for part in parts])
+        ranges = [chunk(0, total, factor, index) for index in range(factor)]
+        have = _select(have, [chunk(*bounds, devices, at) for bounds in ranges])
     return have
 
 
-def chunk(start: int, stop: int, parts: int, at: int) -> tuple[int, int]:
-    """The chunk `at` of `parts` of an interval, by `torch.chunk`."""
-    step = -(-(stop - start) // parts)
-    return min(start + at * step, stop), min(start + (at + 1) * step, stop)
+def chunk(start: int, stop: int, chunks: int, index: int) -> tuple[int, int]:
+    """The chunk `index` of `chunks` of an interval, by `torch.chunk`."""
+    step = -(-(stop - start) // chunks)
+    return min(start + index * step, stop), min(start + (index + 1) * step, stop)
 
 
 def _select(have: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -58,7 +58,7 @@ def jax_mesh(device_mesh: MeshLike) -> Mesh:
     devices = _devices_by_rank()
     if missing := [rank for rank in ranks.ravel().tolist() if rank >= len(devices)]:
         raise DeviceError(
-            f"the mesh {device_mesh} has ranks {missing}, and JAX knows {len(devices)} devices in "
+            f"the mesh {device_mesh} has ranks {missing}, and JAX has {len(devices)} devices in "
             f"{jax.process_count()} processes. Call iso.distributed.init_distributed() first, in "
             f"every process; or in one process iso.simulate_devices({max(missing) + 1}), before "
             "anything else."
@@ -111,12 +111,6 @@ def rank_mesh_of(mesh: Mesh) -> Any:
     It is that of `device_mesh_of`, but where the only process is the only rank: there it is of the
     type of that device, as DTensors have no local tensor on one of `"xla"`.
 
-    Args:
-        mesh: with one device of each process.
-
-    Returns:
-        The mesh.
-
     Raises:
         DeviceError: torch's process group is not there, or is of other devices.
     """
@@ -132,7 +126,7 @@ def rank_mesh_of(mesh: Mesh) -> Any:
     ranks, (device,) = dist.get_world_size(), mesh.devices.flat
     if ranks > 1:
         raise DeviceError(
-            f"torch's process group has {ranks} ranks, and JAX knows one process: call "
+            f"torch's process group has {ranks} ranks, and JAX has one process: call "
             "iso.distributed.init_distributed() first, in every process"
         )
     if device != jax.devices()[0]:

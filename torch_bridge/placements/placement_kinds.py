@@ -20,10 +20,6 @@ from isoshard.torch_bridge.common.argument_types import PlacementLike
 def kind_of(axis: int, placement: PlacementLike) -> str:
     """Tell what a placement is.
 
-    Args:
-        axis: the mesh axis, for messages.
-        placement: of any kind.
-
     Returns:
         `"Shard"`, `"_StridedShard"`, `"Replicate"`, or `"Partial"` for that and all made from it.
 
@@ -38,17 +34,14 @@ def kind_of(axis: int, placement: PlacementLike) -> str:
     if isinstance(placement, tuple | list):
         raise SpecError(
             f"mesh axis {axis} has {len(placement)} placements, {placement!r}: it splits one "
-            "tensor axis, or holds sums still to be taken, or neither. Give one placement per mesh "
+            "tensor axis, or has terms of a sum (Partial), or neither. Pass one placement per mesh "
             "axis."
         )
-    raise SpecError(f"{placement!r} is no placement; give Shard(dim) or Replicate()")
+    raise SpecError(f"{placement!r} is no placement; pass Shard(dim) or Replicate()")
 
 
 def reduction_of(placements: Mapping[str, PlacementLike]) -> str:
     """The reduction of partial placements: "sum", or from JAX 0.12 on "max" or "min".
-
-    Args:
-        placements: the partial ones, by mesh axis.
 
     Raises:
         UnrepresentableError: JAX has none of the kind, or the axes have several.
@@ -60,7 +53,7 @@ def reduction_of(placements: Mapping[str, PlacementLike]) -> str:
         if type(placement).__name__ != "Partial" or by not in kinds:
             raise UnrepresentableError(
                 f"mesh axis {name!r} has the placement {placement!r}, and JAX's unreduced axes "
-                f"({jax.__version__}) hold {' or '.join(kinds)} still to be taken, nothing else. "
+                f"({jax.__version__}) support {' or '.join(kinds)} only. "
                 "Reduce it first: t.redistribute(placements=..) with Replicate() there, or "
                 "iso.to_jax(t, reduce=True)."
             )
@@ -84,9 +77,6 @@ def split_axes(placements: Sequence[Any], ndim: int) -> list[list[int]]:
     Args:
         placements: one per mesh axis.
         ndim: rank of the tensor.
-
-    Returns:
-        A list of mesh axes per tensor axis.
 
     Raises:
         IndexError: a placement names an axis that the tensor does not have.
@@ -114,9 +104,6 @@ def orders_of(
         placements: one per mesh axis.
         ndim: rank of the tensor.
         mesh_shape: devices along each mesh axis; needed if there are split factors.
-
-    Returns:
-        A list of mesh axes per tensor axis.
 
     Raises:
         UnrepresentableError: a split factor is that of no order.

@@ -123,7 +123,7 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
         if entry is P.UNCONSTRAINED:
             raise UnrepresentableError(
                 f"{sharding.spec} leaves tensor axis {dim} open (UNCONSTRAINED), and a placement "
-                "says where data is; use the array's own sharding"
+                "describes where data is; use the array's own sharding"
             )
         order = [names.index(name) for name in axis_names(entry)]
         for at, axis in enumerate(order):

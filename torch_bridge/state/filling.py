@@ -53,7 +53,7 @@ class Filler:
         place: shards a tensor; see `modules.shard_module`.
     """
 
-    place: modules.Place
+    place: modules.Placer
 
     def fill(self, x: Any, values: Mapping[str, Any]) -> Any:
         """Set the values of an object.

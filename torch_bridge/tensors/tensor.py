@@ -1,7 +1,7 @@
 """XLAShardedTensor: every torch tensor on the `jax` device.
 
 It is an ordinary `torch.Tensor` to its user: operators, modules, autograd and optimizers take it.
-Its value is held, or will be computed, by JAX; printing it, reading an element or moving it to the
+JAX stores its value, or will compute it; printing it, reading an element or moving it to the
 CPU executes what is recorded and gathers the shards.
 
 >>> import torch
@@ -49,7 +49,7 @@ class XLAShardedTensor(LayoutMethods):
 
     `XLAShardedTensor(t, mesh_shape, partition_spec)` is `t` itself, marked if both are given: every
     tensor on the device is of this class. In a script of torch_xla `t` may be on the CPU, and is
-    copied; and a mesh and placements may stand for the shape and the spec.
+    copied; and a mesh and placements may replace the shape and the spec.
 
     Args:
         elem: a tensor on the `jax` device.
@@ -87,14 +87,14 @@ class XLAShardedTensor(LayoutMethods):
 
     @property
     def names(self) -> tuple[None, ...]:
-        """None for each axis, as torch said that has named tensors; treescope asks."""
+        """None for each axis, as of torch's tensors without names; treescope reads it."""
         return (None,) * self.dim()
 
     @property
     def data(self) -> torch.Tensor:
         """The same memory, outside autograd: writes to it do not count as in-place changes.
 
-        What is assigned takes over the tensor's layout, unless it was laid out itself: by
+        What is assigned takes over the tensor's sharding, unless it has one itself: by
         `iso.shard`, a mark, or as a tensor on a mesh of its own.
         """
         return torch.Tensor.data.__get__(self)  # pyrefly: ignore[missing-attribute]
@@ -113,11 +113,11 @@ class XLAShardedTensor(LayoutMethods):
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient; None for one that a compiled step left out, which is then cleared."""
-        found = step_gradients.raw_gradient(self)
-        if found is not None and step_gradients.is_dropped(found):
+        gradient = step_gradients.raw_gradient(self)
+        if gradient is not None and step_gradients.is_dropped(gradient):
             del self.grad
             return None
-        return found
+        return gradient
 
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
@@ -129,10 +129,10 @@ class XLAShardedTensor(LayoutMethods):
         step_gradients.GRAD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """The whole tensor, as torch prints one; its layout, where it is split or marked.
+        """All elements, as torch prints a tensor; its sharding, where it is split or marked.
 
-        What is whole on every device of a mesh that nobody named it for may be so only for what
-        else its program computed: `partition_spec` tells.
+        An unmarked tensor that is replicated over a mesh may be so only because its program
+        computed something else on that mesh: `partition_spec` reports it.
         """
         if isinstance(lazy_tensor.read(self).array, Tracer):
             return f"tensor(<traced by JAX>, size={tuple(self.shape)}, dtype={self.dtype})"
@@ -166,18 +166,18 @@ class XLAShardedTensor(LayoutMethods):
             args = (args[0].device, args[0].dtype, *args[1:])
         if [type(arg) for arg in args[-2:]] == [bool, bool]:  # non_blocking and copy, by position
             args, kwargs = args[:-1], {**kwargs, "copy": args[-1]}
-        options = {name: value for name, value in kwargs.items() if name != "copy"}
-        device, dtype, _, memory_format = parse_to(*args, **options)
+        parsed = {name: value for name, value in kwargs.items() if name != "copy"}
+        device, dtype, _, memory_format = parse_to(*args, **parsed)
         naming.check_index(device)
         plain: Any = super().to
         if device is not None and device.type not in naming.OURS:
             return plain(*args, **kwargs)
-        wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        return plain(dtype or self.dtype, **given)
+        options = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
+        changes = {name: value for name, value in options.items() if value is not None}
+        return plain(dtype or self.dtype, **changes)
 
     def backward(self, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-        """As `torch.Tensor.backward`; a gradient on another device is refused, which torch forgets.
+        """As `torch.Tensor.backward`; a gradient on another device raises, which torch forgets.
 
         Raises:
             RuntimeError: `gradient` is on another device, and has dimensions.
@@ -203,7 +203,7 @@ class XLAShardedTensor(LayoutMethods):
         )
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
-        """The whole tensor, gathered, as a NumPy array of its own.
+        """All elements, gathered, as a NumPy array of its own.
 
         Raises:
             RuntimeError: it requires a gradient, and `force` is False.
@@ -224,7 +224,7 @@ class XLAShardedTensor(LayoutMethods):
     def jax(self) -> Callable[[], Tracer]:
         """While JAX traces, a function that gives the tracer; at other times there is no attribute.
 
-        Libraries look for it to learn whether values can be read. They ask often, so an answer must
+        Libraries look for it to learn whether values can be read. They do so often, so it must
         not execute anything; `isoshard.to_jax(tensor)` gives the array.
 
         Raises:
@@ -255,7 +255,7 @@ class XLAShardedTensor(LayoutMethods):
         return to_host(self).tolist()
 
     def data_ptr(self) -> int:
-        """An address that tells memories apart; there is nothing to read. See `addresses`.
+        """An address that identifies the storage; there is nothing to read. See `addresses`.
 
         The buffers, one on each device, are those of
         `isoshard.local_shards(tensor, framework="torch")`.
@@ -298,24 +298,24 @@ class XLAShardedTensor(LayoutMethods):
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         """The DLPack device of the only buffer."""
-        return self._one_buffer().__dlpack_device__()
+        return self._single_buffer().__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Export the buffer of a tensor that lies on one device.
+        """Export the buffer of a tensor that is on one device.
 
         Raises:
-            BufferError: it lies on several devices, or requires a gradient.
+            BufferError: it is on several devices, or requires a gradient.
         """
         if self.requires_grad:
             raise BufferError("a tensor that requires grad cannot be exported; use .detach()")
-        return self._one_buffer().__dlpack__(**options)
+        return self._single_buffer().__dlpack__(**options)
 
-    def _one_buffer(self) -> Any:
+    def _single_buffer(self) -> Any:
         value = lazy_tensor.read(self)
         array = input_placement.array_of(value)
         if len(array.sharding.device_set) > 1:
             raise BufferError(
-                f"DLPack knows one buffer on one device, and this tensor of shape "
+                f"DLPack exports one buffer on one device, and this tensor of shape "
                 f"{tuple(self.shape)} has {len(array.sharding.device_set)}; export its shards: "
                 "isoshard.local_shards(tensor), or gather it with tensor.cpu()"
             )
@@ -342,17 +342,18 @@ class XLAShardedTensor(LayoutMethods):
             return new
         memories: Any = memo.setdefault("jax", {})  # type: ignore[call-overload]
         if self._storage not in memories:
-            whole: Any = self._storage.aval
-            whole = lazy_tensor.new_tensor(whole, self._storage, lazy_tensor.Chain.root(whole))
-            copied: Any = whole.clone()
+            aval: Any = self._storage.aval
+            chain = lazy_tensor.Chain.root(aval)
+            copied: Any = lazy_tensor.new_tensor(aval, self._storage, chain).clone()
             memories[self._storage] = copied._storage
         new = _over(self, memories[self._storage])
         marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
-        own, made = vars(self), vars(new)
-        made.update({name: copy.deepcopy(own[name], memo) for name in own if name not in made})
+        fields, new_fields = vars(self), vars(new)
+        missing = [name for name in fields if name not in new_fields]
+        new_fields.update({name: copy.deepcopy(fields[name], memo) for name in missing})
         memo[id(self)] = new
         return new
 
@@ -361,8 +362,8 @@ class XLAShardedTensor(LayoutMethods):
         new = _over(self, self._storage)
         if isinstance(self, torch.nn.Parameter):
             return torch.nn.Parameter(new, self.requires_grad)
-        own, made = vars(self), vars(new)
-        made.update({name: own[name] for name in own if name not in made})
+        fields, new_fields = vars(self), vars(new)
+        new_fields.update({name: fields[name] for name in fields if name not in new_fields})
         return new.requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -160,7 +160,10 @@ def planned(
             )
         plan = plan_of(tape)
         slots = {value.slot: value for value in waiting}
-        plan.live, plan.wanted = tuple(slots), tuple(value.layout for value in slots.values())
+        plan.live, plan.result_layouts = (
+            tuple(slots),
+            tuple(value.layout for value in slots.values()),
+        )
     else:
         tape = tapes.recorder()
         if not isinstance(tape, tapes.Tape) or not tape.program:
@@ -170,7 +173,7 @@ def planned(
             return None
     plan.donated = ()
     leaves = tape.inputs()
-    also = {*tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
+    also = {*tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
     plan.placed = tuple(input_placement.planned(leaves, also))
     return plan, _structs(leaves, plan.placed), leaves
 

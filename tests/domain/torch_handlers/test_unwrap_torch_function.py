@@ -7,7 +7,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
-from isoshard.torch_bridge.handlers.unwrap_torch_function import seen_through
+from isoshard.torch_bridge.handlers.unwrap_torch_function import without_override_check
 
 X = torch.arange(8.0)
 FACTOR = 2
@@ -55,4 +55,4 @@ def test_one_that_asks_in_another_way_runs_as_ever(x):
         return torch.relu(x)
 
     assert asking(x).tolist() == X.tolist()
-    assert seen_through(torch.relu)(x).tolist() == X.tolist()
+    assert without_override_check(torch.relu)(x).tolist() == X.tolist()

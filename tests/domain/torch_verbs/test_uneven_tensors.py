@@ -274,6 +274,6 @@ def test_without_pad_it_is_refused(x, mesh):
 
 def test_meshes_that_differ(t, x):
     other = iso.make_mesh((2,), ("x",), devices=jax.devices()[1::-1])
-    with pytest.raises(ShardingError, match="number the devices differently"):
+    with pytest.raises(ShardingError, match="order the devices differently"):
         t + iso.shard(x, other, P("x"))
         xs.sync()

@@ -61,5 +61,5 @@ def test_without_a_process_group_it_is_asked_for():
 @pytest.mark.usefixtures("group")
 def test_ranks_that_jax_does_not_know(monkeypatch):
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    with pytest.raises(DeviceError, match=r"has 2 ranks, and JAX knows one process"):
+    with pytest.raises(DeviceError, match=r"has 2 ranks, and JAX has one process"):
         iso.to_dtensor(on_device(0))

@@ -105,7 +105,7 @@ def test_what_is_alive_is_found_again_though_its_call_is_forgotten():
     gc.collect()
     assert aval() is None
     assert x[5:9][1]._chain is chain and Chain.root(x._aval) is same
-    assert all(RECIPES[number].number == number for number in numbers)
+    assert all(RECIPES[number].id == number for number in numbers)
 
 
 def test_a_program_is_found_again_though_its_calls_are_forgotten():
@@ -130,7 +130,7 @@ def test_the_number_of_a_recipe_is_never_given_again():
     numbers = set()
     for _ in range(100):
         recipe = Recipe("nothing", lambda *_: [], 0)
-        number = recipe.number
+        number = recipe.id
         assert RECIPES[number] is recipe and number not in numbers
         numbers.add(number)
         del recipe

@@ -233,7 +233,7 @@ def test_what_several_threads_make_at_once_is_one_or_numbered_apart():
     for same_layouts, same_avals, _ in others:
         assert same_layouts == layouts
         assert all(a is b for a, b in zip(avals, same_avals, strict=True))
-    assert all(RECIPES[one.number] is one for *_, recipes in made for one in recipes)
+    assert all(RECIPES[one.id] is one for *_, recipes in made for one in recipes)
 
 
 def test_a_background_closure_reads_while_a_step_is_captured():
@@ -267,7 +267,7 @@ def test_a_task_does_not_see_what_another_one_opened():
     x = torch.ones(2).to("jax")
 
     async def opens(inside: asyncio.Event, done: asyncio.Event) -> list[bool]:
-        with immediately(), regions.inside(regions.Region("mine", one_program=True)):
+        with immediately(), regions.inside(regions.Region("mine", full_graph=True)):
             child = asyncio.create_task(uses(inside))
             inside.set()
             await child

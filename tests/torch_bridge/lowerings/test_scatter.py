@@ -122,7 +122,7 @@ def _circular_padding(x, row, images):
 
 
 def test_writes_at_one_place_on_a_mesh():
-    """XLA wrote another element: lowerings/one_index_scatter.py."""
+    """XLA wrote another element: lowerings/index_updates.py."""
     mesh = iso.make_mesh((2, 2, 2), ("x", "y", "z"))
     source = torch.Generator().manual_seed(0)
     x, row = torch.randn(4, 4, generator=source), torch.randn(1, 4, generator=source)

@@ -216,7 +216,7 @@ def test_an_optimizer_that_asks_on_the_host_is_refused_in_a_compiled_step():
         scaler.step(optimizer)
         scaler.update()
 
-    with pytest.raises(xs.CaptureError, match=r"asks on the host .* RMSprop.step.*fused=True"):
+    with pytest.raises(xs.CaptureError, match=r"decides on the host .* RMSprop.step.*fused=True"):
         step(draw(8, 4).to("jax"))
     close(model, model_on("cpu"))
     step.step(draw(8, 4).to("jax"))  # the scaler is as it was before

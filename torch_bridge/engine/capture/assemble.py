@@ -275,7 +275,7 @@ class Assembly:
         recording = self._recording
         results = {storage.value.slot: storage.value.layout for storage in self.written}
         results |= {value.slot: value.layout for _, value, _ in self.created}
-        plan.live, plan.wanted = tuple(results), tuple(results.values())
+        plan.live, plan.result_layouts = tuple(results), tuple(results.values())
         inputs = recording.tape.inputs()
         changed = {id(storage) for storage in self.written}
         initial = {id(f): s for s, f in recording.log.storages.values() if id(s) in changed}
@@ -295,7 +295,7 @@ class Assembly:
         outputs = [self._ref(leaf) for leaf in self._leaves]
         gradients = self._gradient_refs()
         rebound = [(entry, [self._ref(leaf) for leaf in entry.now]) for entry in self._rebindings]
-        layouts = {*tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
+        layouts = {*tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
         arrays = input_placement.place(inputs, layouts)
         plan.placed = tuple(value.layout for value in inputs)
         constants = {id(upload) for upload in recording.log.uploads}

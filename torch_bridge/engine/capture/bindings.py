@@ -5,7 +5,7 @@ storage of an argument, of a gradient, or a `Storage` that outlives the step; a 
 such a storage, or becomes a new tensor.
 
 `Inputs` gathers the inputs of each run. Arrays that the step owns (`donated_state`) are at hand.
-For all others one check in C asks whether every value has the sharding that the program takes and
+For all others one check in C tests whether every value has the sharding that the program takes and
 no other reference; only inputs that fail it are prepared one by one.
 """
 
@@ -221,19 +221,21 @@ class Inputs:
         self._plan = plan
         self._in_blocks = has_blocks(plan.placed)
         self._other_inputs = [  # in order of position, to be inserted
-            (position, item)
-            for position, item in enumerate(inputs)
-            if isinstance(item, jax.Array | UnevenArray | CpuOperand | StackedState)
+            (position, binding)
+            for position, binding in enumerate(inputs)
+            if isinstance(binding, jax.Array | UnevenArray | CpuOperand | StackedState)
         ]
-        self._stacks = [item for _, item in self._other_inputs if isinstance(item, StackedState)]
+        self._stacks = [
+            binding for _, binding in self._other_inputs if isinstance(binding, StackedState)
+        ]
         stacked = [storage for stack in self._stacks for storage in stack.storages]
         self._stacked = frozenset(map(id, stacked))
         other_positions = {position for position, _ in self._other_inputs}
         written = {id(binding): index for index, binding in targets if index not in shared_results}
         owned = {
-            id(item): position
-            for position, item in enumerate(inputs)
-            if isinstance(item, Storage) and id(item) in written
+            id(binding): position
+            for position, binding in enumerate(inputs)
+            if isinstance(binding, Storage) and id(binding) in written
         }
         self.owned = frozenset(owned)
         owned_positions = owned.values()
@@ -304,8 +306,8 @@ class Inputs:
             arrays = self._order(arrays)
         if self._other_inputs:
             arrays = list(arrays)
-        for position, item in self._other_inputs:
-            arrays.insert(position, self._other_array(position, item))
+        for position, other in self._other_inputs:
+            arrays.insert(position, self._other_array(position, other))
         return padded(arrays) if self._in_blocks else arrays
 
     def _prepare_owned(self, storage: Storage, layout: int) -> Any:
@@ -351,7 +353,7 @@ class Inputs:
     def _prepare(self, layout: int, storage: Storage, *, donated: bool) -> Any:
         """An input in its layout: a copy if it is donated and has other references."""
         self._settle(layout, visible(storage))
-        if not donated or storage.is_sole_holder():
+        if not donated or storage.is_sole_reference():
             return visible(storage).array
         array: Any = visible(storage).array
         (buffer,) = jax.tree.leaves(array)
@@ -360,11 +362,11 @@ class Inputs:
         with jax.enable_x64(True):
             return jax.tree.map(jnp.copy, array)
 
-    def _other_array(self, position: int, item: Any) -> Any:
+    def _other_array(self, position: int, other: Any) -> Any:
         """An input of the program that is not the array of a storage."""
-        if isinstance(item, StackedState):
-            return item.array(self._settle)
-        return self._uploaded(position, item) if isinstance(item, CpuOperand) else item
+        if isinstance(other, StackedState):
+            return other.array(self._settle)
+        return self._uploaded(position, other) if isinstance(other, CpuOperand) else other
 
     def _uploaded(self, position: int, operand: CpuOperand) -> Any:
         """An input of the program from a CPU tensor."""
@@ -387,7 +389,7 @@ def _with_other_references(
 ) -> set[int]:
     """Which of these storages have values with other references.
 
-    Each gets a new value with the same array, as in `Storage.is_sole_holder`: an old value that
+    Each gets a new value with the same array, as in `Storage.is_sole_reference`: an old value that
     dies had no other reference.
 
     Args:

@@ -39,7 +39,7 @@ from isoshard.torch_bridge._torch_internals.undocumented import is_anomaly_enabl
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.operators.functionalize import written
-from isoshard.torch_bridge.engine.recording.deferred_checks import Fault
+from isoshard.torch_bridge.engine.recording.deferred_checks import CountCheck
 from isoshard.torch_bridge.engine.values.expressions import Listed
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
 
@@ -63,11 +63,11 @@ def is_count(tensor: Any) -> bool:
     )
 
 
-def is_increment(number: Any, tensor: torch.Tensor) -> bool:
+def is_increment(addend: Any, tensor: torch.Tensor) -> bool:
     """Whether `StepCounts` adds a Python number or a CPU scalar to a count with torch's bits."""
-    if isinstance(number, torch.Tensor):
-        return is_count(number) and number.dtype == tensor.dtype
-    return type(number) in (int, float)
+    if isinstance(addend, torch.Tensor):
+        return is_count(addend) and addend.dtype == tensor.dtype
+    return type(addend) in (int, float)
 
 
 class StepCounts:
@@ -87,9 +87,9 @@ class StepCounts:
             and not any(map(_DIM, self.tensors))
         )
 
-    def adder(self, positions: Sequence[int], number: float) -> Callable[[], None]:
+    def adder(self, positions: Sequence[int], addend: float) -> Callable[[], None]:
         """A function that adds a number, rounded to their dtype first, to some counts."""
-        rounded = torch.tensor([number], dtype=self._dtypes[positions[0]], device="cpu").numpy()
+        rounded = torch.tensor([addend], dtype=self._dtypes[positions[0]], device="cpu").numpy()
         return self._adder(positions, lambda: rounded)
 
     def count_adder(self, positions: Sequence[int], addend: int) -> Callable[[], None]:
@@ -97,7 +97,7 @@ class StepCounts:
         return self._adder(positions, self._memory([addend]).read)
 
     def _adder(
-        self, positions: Sequence[int], number: Callable[[], np.ndarray]
+        self, positions: Sequence[int], read_addend: Callable[[], np.ndarray]
     ) -> Callable[[], None]:
         memory, tensors = (
             self._memory(positions),
@@ -107,7 +107,7 @@ class StepCounts:
 
         def add() -> None:
             with np.errstate(over="ignore"):  # infinite, as in torch
-                memory.write(memory.read() + number())
+                memory.write(memory.read() + read_addend())
             increment_version(tensors)
 
         return add
@@ -280,8 +280,8 @@ def _added(op: tuple[Any, Any, Any]) -> tuple[Sequence[Any], Any]:
 
 def _operands(op: tuple[Any, Any, Any]) -> list[Any]:
     """The operands of an addition to step counts."""
-    tensors, number = _added(op)
-    return [*tensors, number]
+    tensors, added = _added(op)
+    return [*tensors, added]
 
 
 def _written(op: tuple[Any, Any, Any]) -> list[Any]:
@@ -330,7 +330,7 @@ class CpuOps(TorchDispatchMode):
         self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._constants: dict[int, torch.Tensor] = {}
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
-        self.deferred: list[tuple[Any, Fault]] = []
+        self.deferred: list[tuple[Any, CountCheck]] = []
         self.reasons: list[str] = []
         self._replayed: ReplayedOps | None = None
         self._reset: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -478,13 +478,7 @@ class CpuOps(TorchDispatchMode):
     def operand(
         self, value: Any, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Let each replay upload an operand from the CPU.
-
-        Args:
-            value: its value on the device.
-            tensor: the tensor on the CPU.
-            change: applied to it before the upload.
-        """
+        """Let each replay upload an operand from the CPU."""
         if id(tensor) in self._constants:
             return
         index = len(self.ops)

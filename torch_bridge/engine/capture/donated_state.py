@@ -1,6 +1,6 @@
 """State that a captured step owns between its runs and donates to the next one.
 
-A step over 1,000 parameters would have to ask before each run where their arrays are and whether
+A step over 1,000 parameters would have to test before each run where their arrays are and whether
 they have other references, and to store 1,000 results. But between two runs hardly any of them is
 read. So the step owns what it wrote: the storage becomes an `OwnedStorage`, whose value is a
 property. Reading or replacing the value moves the array out of the step, which takes it back in its
@@ -322,7 +322,7 @@ class LayerStack:
         if raw_value(storage) is not value or isinstance(storage, OwnedStorage):
             return
         owned = OwnedValue(self.layout, self, index)
-        owned.memory = storage.number
+        owned.memory = storage.id
         _set_class(storage, OwnedStorage)
         _set_value(storage, owned)
         del self.moved_out[index]
@@ -357,11 +357,7 @@ class StackedState:
         return [self.storages[index] for index in indices]
 
     def array(self, settle: Callable[[int, Value], None]) -> jax.Array:
-        """The stack, including layers that were written since.
-
-        Args:
-            settle: computes a value, and brings it to a layout.
-        """
+        """The stack, including layers that were written since."""
         stack = self._stack
         if stack is None or stack.moved_out:
             stack = self._stack = self._gather(settle)

@@ -105,7 +105,7 @@ class ExecutedCode:
         self._random = _random_state()
         self._outer_profiler = sys.getprofile()
         self._outer = active()
-        self._gc_callbacks = {id(getattr(one, "__code__", None)) for one in gc.callbacks}
+        self._gc_callbacks = {id(getattr(callback, "__code__", None)) for callback in gc.callbacks}
         sys.setprofile(self._profile)
         return self
 
@@ -281,9 +281,11 @@ class CodeNames:
         self.is_dynamic = (
             not _DYNAMIC.isdisjoint(code.co_names)
             or _computes_a_name(code, instructions)
-            or _reads_whole_dict(code, instructions)
+            or _reads_other_than_names(code, instructions)
         )
-        self.nested = tuple([one for one in code.co_consts if isinstance(one, types.CodeType)])
+        self.nested = tuple(
+            [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        )
         names |= _strings(code.co_consts)
         self.names = frozenset(names)
         self.globals = frozenset(
@@ -326,7 +328,7 @@ def _computes_a_name(code: types.CodeType, instructions: list[dis.Instruction]) 
     return False
 
 
-def _reads_whole_dict(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
+def _reads_other_than_names(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
     """Whether code uses a `__dict__` other than by `[name]` or `name in`, with constant names.
 
     >>> def named(thing):
@@ -380,10 +382,10 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _WATCHED_TORCH = tuple(
     _TORCH + name for name in ("nn" + os.sep, "optim" + os.sep, "amp" + os.sep, "distributions")
 )
-_HOME = Path(__file__).parents[3]
-_OURS = (*(str(folder) + os.sep for folder in source_folders()), str(_HOME / "__init__.py"))
+_PACKAGE = Path(__file__).parents[3]
+_OURS = (*(str(folder) + os.sep for folder in source_folders()), str(_PACKAGE / "__init__.py"))
 _USER_FACING = tuple(  # whose objects users change
-    str(_HOME / name)
+    str(_PACKAGE / name)
     for name in (
         "torch_bridge/interop/flax_module.py",
         "torch_bridge/interop/assume_pure.py",
@@ -445,7 +447,7 @@ def _random_state() -> tuple[Any, ...]:
     state = () if numpy is None else numpy.get_state()
     return (
         random.getstate(),
-        *(part.tobytes() if hasattr(part, "tobytes") else part for part in state),
+        *(entry.tobytes() if hasattr(entry, "tobytes") else entry for entry in state),
     )
 
 

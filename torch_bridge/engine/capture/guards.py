@@ -159,7 +159,7 @@ class GroupedSources:
         elif isinstance(source, Cell) and before[0] is not MISSING:
             self._cells.append(base)
             expected["cells"] += before
-        elif isinstance(source, Names | Fields) and not any(one is MISSING for one in before):
+        elif isinstance(source, Names | Fields) and not any(value is MISSING for value in before):
             self._add_names(source, before)
         else:
             self._ungrouped.append((source, before))
@@ -321,7 +321,7 @@ class Guard:
         ]
         # Functions, not methods: a cycle would keep what was read until a garbage collection.
         may_change, is_unchanged = (
-            functools.partial(ask, self._skip) for ask in (_may_change, _is_unchanged)
+            functools.partial(check, self._skip) for check in (_may_change, _is_unchanged)
         )
         self._groups = GroupedSources(
             self.sources, self._values, versions, may_change, is_unchanged

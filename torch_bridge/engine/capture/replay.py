@@ -15,7 +15,7 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.compiling.interrupts import Uninterrupted
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
-from isoshard.torch_bridge.engine.recording.deferred_checks import Fault, defer
+from isoshard.torch_bridge.engine.recording.deferred_checks import CountCheck, defer
 from isoshard.torch_bridge.engine.recording.recipes import Check
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Scalars, Table, filled
 from isoshard.torch_bridge.engine.values.value import Storage, Value
@@ -87,7 +87,7 @@ class Replay:
     rebindings: Rebindings | None
     rebound: list[tuple[Rebinding, list[Any]]]
     checks: list[tuple[Check, list[Any]]]
-    deferred: list[tuple[int, Fault]]
+    deferred: list[tuple[int, CountCheck]]
     changed_arguments: list[tuple[int, TensorMetadata]]
 
     def __post_init__(self) -> None:
@@ -172,8 +172,8 @@ class Replay:
             self.gradients or not self._dropped_owners or self.guards[1].misses_gradients
         ):
             self._drop(call)
-        for index, fault in self.deferred:
-            defer(new_tensors[index], fault)
+        for index, error_of in self.deferred:
+            defer(new_tensors[index], error_of)
         return leaves[0] if self._is_leaf else pytree.tree_unflatten(leaves, self._structure)
 
     def _drop(self, call: CallTensors) -> None:

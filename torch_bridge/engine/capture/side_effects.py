@@ -313,12 +313,7 @@ class Rebindings:
 
 
 def rebinding_of(change: Change, is_outer: Callable[[Any], bool]) -> Rebinding | None:
-    """A change as a rebinding that a replay repeats; None if it is none.
-
-    Args:
-        change: of a name.
-        is_outer: whether a tensor existed before the step.
-    """
+    """A change as a rebinding that a replay repeats; None if it is none."""
     source = change.single_source
     before, nested = _flattened(change.before)
     now, structure = _flattened(change.now)
@@ -389,11 +384,6 @@ class SideEffects:
 
         Ignored are state that an optimizer initializes, which remains, and names that the step
         assigns without reading them: it would assign the same value again.
-
-        Args:
-            executed: the code that ran.
-            is_outer: whether a tensor existed before the step.
-            written: keys of values that a replay writes.
         """
         rebindings: list[Rebinding] = []
         for change in self.changes():

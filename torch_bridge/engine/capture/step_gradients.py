@@ -69,7 +69,7 @@ class DroppedGradient(Storage):
 
     def __init__(self, aval: Aval):
         """With the size and dtype of the parameter."""
-        self.number, self.annotation, self.aval = -1, None, aval
+        self.id, self.annotation, self.aval = -1, None, aval
 
 
 def dropped_gradient(owner: torch.Tensor) -> lazy_tensor.LazyTensor:

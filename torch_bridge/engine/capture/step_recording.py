@@ -421,8 +421,8 @@ class Recording:
         self.log.uploads.clear()
         self.tape.log = None
         program.execute(self.tape)
-        for tensor, fault in self.cpu_ops.deferred:
-            defer(tensor, fault)
+        for tensor, error_of in self.cpu_ops.deferred:
+            defer(tensor, error_of)
         leaves = [
             raise_in_backward(leaf) if id(leaf) in self.differentiable else present(leaf)
             for leaf in self.leaves

@@ -163,7 +163,7 @@ class TensorGuard:
         self._namespaces = list(map(namespace, self._tensors))
         self._hooks = self._read_hooks()
         self._keep_hook_tables(self._hook_tables)
-        self._known_gradients = self._read_gradients()
+        self._last_gradients = self._read_gradients()
         self._gradient_metadata = self._read_gradient_metadata()
 
     def check(self) -> bool:
@@ -243,10 +243,10 @@ class TensorGuard:
 
     def _gradients_unchanged(self) -> bool:
         """Whether the gradients are those of the last call, or have the same metadata."""
-        if all(map(operator.is_, map(raw_gradient, self._owners), self._known_gradients)):
+        if all(map(operator.is_, map(raw_gradient, self._owners), self._last_gradients)):
             if self._gradient_metadata is None:
                 return True
-        self._known_gradients = self._read_gradients()
+        self._last_gradients = self._read_gradients()
         return self._read_gradient_metadata() == self._gradient_metadata
 
     def _read_gradients(self) -> list[Any]:
@@ -254,15 +254,15 @@ class TensorGuard:
         gradients = list(map(raw_gradient, self._owners))
         pairs = zip(gradients, self._requires_grad, strict=True)
         self.misses_gradients = any(gradient is None and required for gradient, required in pairs)
-        known = [
+        comparable = [
             gradient if gradient is None or is_dropped(gradient) else _UNKNOWN
             for gradient in gradients
         ]
         # C++ adds to a gradient, or sets one that is None, unreported; a dropped one raises.
         self._may_get_gradients = self.misses_gradients or any(
-            gradient is _UNKNOWN for gradient in known
+            gradient is _UNKNOWN for gradient in comparable
         )
-        return known
+        return comparable
 
     def _read_gradient_metadata(self) -> tuple[Any, ...] | None:
         states = [
@@ -270,7 +270,7 @@ class TensorGuard:
             if gradient is None or (cleared and gradient is not _UNKNOWN)
             else gradient_state(raw_gradient(owner))
             for gradient, cleared, owner in zip(
-                self._known_gradients, self._cleared, self._owners, strict=True
+                self._last_gradients, self._cleared, self._owners, strict=True
             )
         ]
         return tuple(states) if any(state is not None for state in states) else None

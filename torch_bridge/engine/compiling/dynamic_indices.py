@@ -8,7 +8,7 @@ place as a number, as it takes a learning rate; it serves all that follow. What 
 What may move is what costs nothing more at a place that is not known:
 
 - on one device every index and slice, read or written, and the gradient of each;
-- on a mesh those of an input along an axis that is whole on every device, and writes of one place,
+- on a mesh those of an input along an unsharded axis, and writes of one index,
   which every device chooses among its own. An axis that is split is static: to read from it at a
   place that is not known, XLA would gather it.
 """
@@ -36,7 +36,7 @@ from .liveness import CompileRequest
 from .plan_lowering import layouts_in
 
 Axes = tuple[bool, ...]
-"""Of each axis whether it is whole on every device."""
+"""Of each axis whether it is unsharded."""
 
 
 @dataclasses.dataclass
@@ -75,16 +75,7 @@ _NOTING = threading.Lock()
 def with_dynamic_indices(
     plan: CompileRequest, lean: CompileRequest, scalars: Sequence[Any]
 ) -> tuple[CompileRequest, Sequence[Any]]:
-    """A plan whose moving places are inputs, if there are any.
-
-    Args:
-        plan: as it was recorded, with layouts for its inputs.
-        lean: the same without entries of no use.
-        scalars: its lifted floats.
-
-    Returns:
-        The plan, and its lifted floats with the places.
-    """
+    """A plan whose moving places are inputs, if there are any."""
     movers = _movers(lean)
     if not movers:
         return plan, scalars
@@ -142,7 +133,7 @@ def _taking(
             chain = mover.recipes(chosen) if any(chosen) else chain
         for recipe in chain:
             recipes.add(recipe)
-            entries.append((recipe.number, *inputs))
+            entries.append((recipe.id, *inputs))
             inputs = [slot]
             slot += recipe.count
         slots += range(slot - chain[-1].count, slot)
@@ -179,7 +170,7 @@ def _movers(plan: CompileRequest) -> dict[int, _Mover]:
 
 
 def _unsharded_axes(index: int, rank: int) -> Axes:
-    """Of each axis of an input whether its layout has it whole on every device."""
+    """Of each axis of an input whether its layout leaves it unsharded."""
     sharding = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
     if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
         return (True,) * rank

@@ -65,7 +65,7 @@ class TemplateWriter:
 
     def __init__(self) -> None:
         """Nothing is written at first."""
-        self._numbers: dict[Any, int] = {}
+        self._aval_ids: dict[Any, int] = {}
         self._avals: list[Any] = []
         self._written: list[JaxprEqn] = []
         self._traced: list[JaxprEqn] = []
@@ -73,7 +73,7 @@ class TemplateWriter:
 
     def typed(self, atom: Any) -> TracedAtom:
         """What is known of an atom."""
-        index = self._numbers.setdefault(atom.aval, len(self._avals))
+        index = self._aval_ids.setdefault(atom.aval, len(self._avals))
         if index == len(self._avals):
             self._avals.append(atom.aval)
         return TracedAtom(atom, index)
@@ -81,12 +81,7 @@ class TemplateWriter:
     def traced(
         self, function: Callable[..., Sequence[Any]], inputs: Sequence[TracedAtom]
     ) -> EquationTemplate:
-        """Trace a template.
-
-        Args:
-            function: gives a list.
-            inputs: values like those that it will be written with.
-        """
+        """Trace a template."""
         program = inlined(
             jax.make_jaxpr(function)(*[self._struct(input_.aval) for input_ in inputs])
         )

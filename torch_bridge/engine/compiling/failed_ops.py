@@ -61,12 +61,7 @@ class FailedOps(Recorder):
 
 
 def abandon(tape: Tape, error: Exception) -> None:
-    """Give up what a tape has recorded and will not compute.
-
-    Args:
-        tape: before it forgets.
-        error: raised when one of its results is read.
-    """
+    """Give up what a tape has recorded and will not compute."""
     failed = FailedOps(error)
     for slot in range(len(tape.slots)):
         value = tape.value(slot)
@@ -94,12 +89,6 @@ def mark_failed(
     tape: Tape, plan: CompileRequest, error: Exception, fails: Callable[[CompileRequest], bool]
 ) -> bool:
     """Give up what an operation at fault makes, and all that depends on it.
-
-    Args:
-        tape: that could not be executed as a whole.
-        plan: of it.
-        error: what was raised.
-        fails: whether a part of the plan cannot be executed either.
 
     Returns:
         Whether the operation was found, and the rest of the tape can be tried.
@@ -131,7 +120,7 @@ def _searched(plan: CompileRequest, fails: Callable[[CompileRequest], bool]) -> 
     def first(count: int) -> bool:
         live = [slot for index in candidates[:count] for slot in slots[index]]
         request = dataclasses.replace(
-            plan, live=tuple(live), wanted=(-1,) * len(live), donated=(), blocks=()
+            plan, live=tuple(live), result_layouts=(-1,) * len(live), donated=(), blocks=()
         )
         return fails(request)
 
@@ -166,7 +155,7 @@ def _dependents(entries: Sequence[Any], index: int) -> set[int]:
 
 
 def _explain(error: Exception, entry: Any) -> None:
-    """Name the operation, and let go of what the frames hold."""
+    """Name the operation, and drop the references of the frames."""
     recipe = RECIPES[entry[0]]
     error.add_note(
         f"in the operation {recipe.name}, first recorded at {recipe.line}; what does not depend "

@@ -26,7 +26,7 @@ from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp
 from isoshard.torch_bridge.lowerings import registry
 
-# Element by element, though torch has no tag on them that says so.
+# Element by element, though torch does not tag them as pointwise.
 _POINTWISE = frozenset(
     f"aten::{name}"
     for name in (
@@ -116,8 +116,8 @@ class Images:
             self._last(slot) if index in images.slots else self._env[slot]
             for index, slot in enumerate(slots)
         ]
-        got = images.run(arrays, scalars, None)
-        flat = list(got) if isinstance(got, list | tuple) else [got]
+        outputs = images.run(arrays, scalars, None)
+        flat = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
         metas = [*call.outs, *(call.ins[index] for index in call.written)]
         results: list[Any] = []
         for index, (value, meta) in enumerate(zip(flat, metas, strict=True)):

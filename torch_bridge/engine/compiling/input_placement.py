@@ -32,24 +32,24 @@ def place(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[j
 
     Args:
         values: the inputs.
-        also: layouts of the program's constraints and results, which say how fine the mesh must be.
+        also: layouts of the program's constraints and results; the mesh is fine enough for them.
     """
     with _PLACING:
         return _placed(values, also)
 
 
 _PLACING = threading.RLock()
-"""Held while values are moved, which several threads may want elsewhere."""
+"""Locked while values are moved, which several threads may move elsewhere."""
 
 
 def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.Array]:
-    home = _home(values)
-    if home is None:
+    common = _common_layout(values)
+    if common is None:
         for value in values:
             if isinstance(value.array, np.ndarray):
                 _bring(value, None)
         return [value.array for value in values]
-    requested, final = layouts_on(home, values, also)
+    requested, final = layouts_on(common, values, also)
     for value, layout_id, finer in zip(values, requested, final, strict=True):
         if value.layout == layout_id:
             _settle(value)
@@ -64,30 +64,30 @@ def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.
 
 def planned(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[int]:
     """The layouts that `place` would give inputs, without moving anything."""
-    home = _home(values)
+    common = _common_layout(values)
     return (
         [layout_numbers.UNPLACED] * len(values)
-        if home is None
-        else layouts_on(home, values, also)[1]
+        if common is None
+        else layouts_on(common, values, also)[1]
     )
 
 
 def layouts_on(
-    home: int, values: Sequence[Value | Taken], also: Collection[int]
+    common: int, values: Sequence[Value | Taken], also: Collection[int]
 ) -> tuple[list[int], list[int]]:
-    """Each input's layout on the devices of `home`; and the same over the mesh that fits all.
+    """Each input's layout on the devices of `common`; and the same over the mesh that fits all.
 
     Args:
-        home: a layout on the devices of the program.
+        common: a layout on the devices of the program.
         values: the inputs.
         also: as for `place`.
     """
-    devices = layout_numbers.devices(home)
+    devices = layout_numbers.devices(common)
     layout_ids = [
         value.layout
         if value.layout != layout_numbers.UNPLACED
         and layout_numbers.devices(value.layout) == devices
-        else layout_numbers.replicated_like(home)
+        else layout_numbers.replicated_like(common)
         for value in values
     ]
     others = {layout_id for layout_id in also if layout_numbers.devices(layout_id) == devices}
@@ -125,7 +125,7 @@ def _settle(value: Value | Taken) -> None:
 def may_alias(old: Any, new: Any) -> bool:
     """Whether JAX may have kept buffers of an array when it resharded it.
 
-    It does on a device that holds as much before as after: the first copy of a replicated array.
+    It does on a device that stores as much before as after: the first copy of a replicated array.
     """
     if isinstance(old, np.ndarray):
         return False
@@ -137,7 +137,7 @@ def may_alias(old: Any, new: Any) -> bool:
     )
 
 
-def _home(values: Sequence[Value | Taken]) -> int | None:
+def _common_layout(values: Sequence[Value | Taken]) -> int | None:
     """A layout on the devices that the program will run on, or None for the default device."""
     layout_ids = {value.layout for value in values} - {layout_numbers.UNPLACED}
     best: Any = None
@@ -150,8 +150,8 @@ def _home(values: Sequence[Value | Taken]) -> int | None:
         have, want = layout_numbers.devices(layout_id), layout_numbers.devices(best)
         if len(have) > 1 and have != want:
             raise ShardingError(
-                "one program cannot use meshes that number the devices differently: one tensor is "
-                f"laid out over devices {[d.id for d in want]}, another over "
+                "one program cannot use meshes that order the devices differently: one tensor is "
+                f"sharded over devices {[d.id for d in want]}, another over "
                 f"{[d.id for d in have]}; mark both with the same mesh, or move one with "
                 "isoshard.reshard(tensor, mesh, spec)"
             )
@@ -160,18 +160,18 @@ def _home(values: Sequence[Value | Taken]) -> int | None:
 
 def _bring(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
     with jax.enable_x64(True), jax.ensure_compile_time_eval():  # it outlives a trace around this
-        _bring_as_it_is(value, layout)
+        _move(value, layout)
 
 
-def _bring_as_it_is(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
+def _move(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
         started = time.perf_counter()
         if isinstance(layout, BlockLayout):
             value.array = lay_out_in_blocks(array, layout)
-        elif _is_here(layout):
+        elif _is_addressable(layout):
             value.array = jax.device_put(array, layout, may_alias=True)
-        else:  # every process has it whole; device_put would compare the values in a collective
+        else:  # replicated over processes; device_put would compare the values in a collective
             value.array = host_to_jax(array, layout)
         seconds = time.perf_counter() - started
         metrics.record_transfer("host_to_device", array.nbytes, value.origin, seconds)
@@ -183,11 +183,11 @@ def _bring_as_it_is(value: Value | Taken, layout: layout_numbers.Layout | None) 
         if isinstance(array, UnevenArray):
             value.array = array if layout is None else lay_out_in_blocks(array, layout)
             return
-        move = jax.device_put if _is_here(layout) else reshard_array
+        move = jax.device_put if _is_addressable(layout) else reshard_array
         value.array = move(array, layout)
 
 
-def _is_here(sharding: jax.sharding.Sharding | None) -> bool:
+def _is_addressable(sharding: jax.sharding.Sharding | None) -> bool:
     """Whether no other process has a shard."""
     return sharding is None or sharding.is_fully_addressable
 

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from isoshard.core.layout.offload import is_on_host, to_device_after
 from isoshard.core.runtime.shard_map_axes import checked_axes
 from isoshard.core.traced import source_lines
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.lowerings.cse import shared_program
 
 from .image_layout import Env, Images
-from .offloaded_inputs import OffloadedInputs
 from .rewrites import Rewriter
 
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """What a plan wants to find again in the program of a tape.
+    """Source lines and names that a plan attaches to the program of a tape.
 
     Attributes:
         lines: of each entry the line of user code that it comes from; "" where none is known.
@@ -53,20 +53,20 @@ class Notes:
         ]
         return Notes([lines[slot] if slot < len(lines) else "" for slot in slots])
 
-    def all_named(self, env: Env, got: list[Any]) -> list[Any]:
+    def all_named(self, env: Env, results: list[Any]) -> list[Any]:
         """The next results of a program, those under their names that have any.
 
         Args:
             env: the values so far; it has those with channels last.
-            got: the results; None for one that `env` has.
+            results: the results; None for one that `env` has.
         """
-        for index, slot in enumerate(range(len(env), len(env) + len(got))):
+        for index, slot in enumerate(range(len(env), len(env) + len(results))):
             for name, shape in self.names.get(slot, {}).items():
                 if slot in env.last:
                     env.last[slot] = checkpoint_name(env.last[slot], name)
-                elif got[index] is not None:
-                    got[index] = _named(got[index], name, shape)
-        return got
+                elif results[index] is not None:
+                    results[index] = _named(results[index], name, shape)
+        return results
 
 
 def _named(value: jax.Array, name: str, shape: tuple[int, ...]) -> jax.Array:
@@ -94,7 +94,7 @@ def interpret(
         inputs: a value for each entry that is an input.
         scalars: the lifted floats, in order of use.
         keys: a PRNG key for each entry that draws.
-        notes: what to say of entries and slots.
+        notes: lines and names of entries and slots.
     """
     with shared_program():
         return _computed(entries, needed, inputs, scalars, keys, notes or _NO_NOTES)
@@ -103,30 +103,68 @@ def interpret(
 def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, notes: Notes) -> Env:
     leaves = iter(inputs)
     env = Env()
-    entry_values, resting = EntryValues(env), OffloadedInputs(env)
+    entry_values, offloaded = EntryValues(env), OffloadedInputs(env)
     taken, is_mapped = 0, bool(checked_axes())
     for index, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
         if not isinstance(entry[0], int):
             env.append(next(leaves))
             entry_values.note(None, entry, 1)
-            resting.note(len(env) - 1)
+            offloaded.note(len(env) - 1)
             continue
         recipe = RECIPES[entry[0]]
         with at_entry(index), notes.at(index):
             floats = [scalars[taken + i] for i in range(recipe.lifted)]
             taken += recipe.lifted
             key = next(keys) if recipe.random else None
-            got: list[Any] = [None] * recipe.count
+            results: list[Any] = [None] * recipe.count
             if is_needed:
-                resting.wake(entry[1:])
+                offloaded.fetch(entry[1:])
                 if is_mapped:
                     env.let_differ(entry[1:])
-                got = entry_values.of(recipe, entry, floats, key)
+                results = entry_values.of(recipe, entry, floats, key)
             if notes.names:
-                got = notes.all_named(env, got)
-        env += got
-        entry_values.note(recipe, entry, len(got))
+                results = notes.all_named(env, results)
+        env += results
+        entry_values.note(recipe, entry, len(results))
     return env
+
+
+class OffloadedInputs:
+    """Inputs in the memory of the host, copied to the devices where they are first used.
+
+    An optimizer's state is used once, after the backward pass. It is copied when the operation
+    before that one has been computed, so it takes no memory of the devices while activations do.
+
+    Args:
+        env: the values of the program's slots; the copies replace those on the host.
+    """
+
+    def __init__(self, env: list[Any]):
+        """See the class."""
+        self._env = env
+        self._slots: set[int] = set()
+
+    def note(self, slot: int) -> None:
+        """An input has its value."""
+        if is_on_host(self._env[slot]):
+            self._slots.add(slot)
+
+    def fetch(self, operands: Sequence[int]) -> None:
+        """Copy what an operation is about to use, once its other operands are computed."""
+        if not self._slots:
+            return
+        offloaded = [slot for slot in dict.fromkeys(operands) if slot in self._slots]
+        if not offloaded:
+            return
+        env = self._env
+        others = [env[slot] for slot in dict.fromkeys(operands) if slot not in self._slots]
+        last = next((x for x in reversed(env) if x is not None and not is_on_host(x)), None)
+        before = others if last is None else [*others, last]
+        for slot, value in zip(
+            offloaded, to_device_after([env[s] for s in offloaded], before), strict=True
+        ):
+            env[slot] = value
+        self._slots.difference_update(offloaded)
 
 
 class EntryValues:
@@ -147,20 +185,13 @@ class EntryValues:
         self.note = self._rewriter.note
 
     def of(self, recipe: Recipe, entry: Sequence[int], floats: Sequence[Any], key: Any) -> Any:
-        """The values of the next slots; None for one that `env` has with channels last.
-
-        Args:
-            recipe: of the entry.
-            entry: the number of the recipe, and the slots it reads.
-            floats: the lifted floats that it takes.
-            key: a PRNG key, if it draws.
-        """
-        got = self._rewriter.rewrite(recipe, entry)
-        if got is None:
-            got = self._images.rewrite(recipe, entry, floats)
-        if got is None:
-            got = recipe.run([self._env[slot] for slot in entry[1:]], floats, key)
-        return list(got)
+        """The values of the next slots; None for one that `env` has with channels last."""
+        results = self._rewriter.rewrite(recipe, entry)
+        if results is None:
+            results = self._images.rewrite(recipe, entry, floats)
+        if results is None:
+            results = recipe.run([self._env[slot] for slot in entry[1:]], floats, key)
+        return list(results)
 
 
 def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
@@ -181,17 +212,17 @@ def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
 
 def entry_index(error: Exception) -> int | None:
     """The entry at which a program raised an error while it was traced; None of any other error."""
-    return getattr(error, _PLACE, None)
+    return getattr(error, _ENTRY_INDEX, None)
 
 
 @contextlib.contextmanager
 def at_entry(index: int) -> Iterator[None]:
-    """Context of an entry's computation: errors tell its place."""
+    """Context of an entry's computation: errors get its index."""
     try:
         yield
     except Exception as error:
-        setattr(error, _PLACE, index)  # of the outermost program, which is the last to say so
+        setattr(error, _ENTRY_INDEX, index)  # the outermost program sets it last
         raise
 
 
-_PLACE = "_isoshard_place"
+_ENTRY_INDEX = "_isoshard_place"

@@ -30,8 +30,8 @@ class CompileRequest:
     Attributes:
         program: the entries.
         leaves: slots of the inputs.
-        live: slots of the wanted results.
-        wanted: the layout each of them must have (`layout_numbers.UNPLACED`: as XLA likes).
+        live: slots of the results.
+        result_layouts: the layout of each of them (`layout_numbers.UNPLACED`: XLA chooses).
         donated: positions in `leaves` that may be overwritten.
         placed: the layout of each leaf.
         draws: number of random keys.
@@ -41,14 +41,14 @@ class CompileRequest:
         blocks: as of `Program`; known once the plan has been traced.
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
-        notes: what to say of its entries while it is traced; no part of the key.
+        notes: lines and names of its entries while it is traced; not in the key.
         moved: how many of its lifted floats are places of views; see `dynamic_indices`.
     """
 
     program: tuple[Any, ...]
     leaves: tuple[int, ...]
     live: tuple[int, ...]
-    wanted: tuple[int, ...]
+    result_layouts: tuple[int, ...]
     donated: tuple[int, ...]
     placed: tuple[int, ...]
     draws: int
@@ -63,10 +63,10 @@ class CompileRequest:
 
     def replicated(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: replicated over the program's devices."""
-        home = max(self.placed, default=layout_numbers.UNPLACED)
-        if home == layout_numbers.UNPLACED:
+        layout = max(self.placed, default=layout_numbers.UNPLACED)
+        if layout == layout_numbers.UNPLACED:
             return None
-        return layout_numbers.sharding(layout_numbers.replicated_like(home))
+        return layout_numbers.sharding(layout_numbers.replicated_like(layout))
 
     def lean(self) -> CompileRequest:
         """The same without entries that no result depends on.
@@ -102,7 +102,7 @@ class CompileRequest:
 
     def key(self) -> Any:
         """Two plans with one key are the same program."""
-        key = (self.program, self.live, self.wanted, self.donated, self.placed)
+        key = (self.program, self.live, self.result_layouts, self.donated, self.placed)
         return (*key, self.settings)
 
 

@@ -91,8 +91,8 @@ def loop_copies(
 
     Args:
         loops: the program.
-        inputs: stacks that it is given as such; others are made of single arrays first.
-        results: stacks that are taken as such; others are taken apart.
+        inputs: stacks that it gets as such; others are stacked from single arrays first.
+        results: stacks that are returned as such; others are unstacked.
     """
     program = opened(loops.program)
     copied = sum(_of_loop(eqn) for eqn in program.eqns if eqn.primitive.name == "scan")
@@ -123,12 +123,12 @@ class _Products:
 
     Args:
         stacks: arrays of which the body takes slices.
-        slices: that it is given.
+        slices: those that it gets.
     """
 
     def __init__(self, stacks: set[Any], slices: Iterable[Any]):
         """See the class."""
-        self._whole = stacks
+        self._stacks = stacks
         self._slice = {slice_: slice_ for slice_ in slices}
         self.multiplied: dict[Any, None] = {}
         self.inputs: set[Any] = set()
@@ -138,7 +138,7 @@ class _Products:
 
         Args:
             program: the body, or one in it.
-            outer: of what it is given, what that is outside.
+            outer: of its inputs, the variables outside.
         """
         for variable, inner in outer.items():
             if not isinstance(inner, Literal) and inner in self._slice:
@@ -165,7 +165,7 @@ class _Products:
                 )
                 if not self.inputs.isdisjoint(read):
                     self.inputs.update(equation.outvars)
-            elif name == "dynamic_slice" and read and read[0] in self._whole:
+            elif name == "dynamic_slice" and read and read[0] in self._stacks:
                 self._slice[equation.outvars[0]] = equation.outvars[0]
 
 

@@ -37,7 +37,7 @@ def boundary_layouts(plan: CompileRequest) -> Borders | None:
         return None
     sharding = NamedSharding(mesh, PartitionSpec())
     inputs = [*map(_named, plan.placed), *[sharding] * (plan.lifted + plan.draws)]
-    results = [*map(_named, plan.wanted)]
+    results = [*map(_named, plan.result_layouts)]
     return lambda program: spread_shardings(program, mesh, inputs, results)
 
 
@@ -50,7 +50,7 @@ def _named(layout_id: int) -> NamedSharding | None:
 
 
 def stacked_layout(placed: int) -> int:
-    """The layout of a stack of arrays that have a layout each: its leading axis is whole.
+    """The layout of a stack of arrays of one layout: its leading axis is unsharded.
 
     Args:
         placed: a number of a layout without padding, or `UNPLACED`.

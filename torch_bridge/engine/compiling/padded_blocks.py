@@ -1,7 +1,7 @@
 """Programs on tensors in blocks of unequal sizes.
 
 A tape is recorded at true shapes, without blocks. Where the layout of an input, a
-constraint or a wanted result is a `BlockLayout`, the program is what `iso.domain.lift` makes of it:
+constraint or a result is a `BlockLayout`, the program is what `iso.domain.lift` makes of it:
 traced at the true shapes, computed on the padded arrays. Compiled, it takes and gives those.
 """
 

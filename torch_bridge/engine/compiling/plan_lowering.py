@@ -103,7 +103,7 @@ def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeD
 
 def layouts_in(plan: CompileRequest) -> list[int]:
     """The layouts that a plan names: of inputs, results and constraints."""
-    layouts = {*plan.placed, *plan.wanted, *_marks(plan)} - {layout_numbers.UNPLACED}
+    layouts = {*plan.placed, *plan.result_layouts, *_marks(plan)} - {layout_numbers.UNPLACED}
     return sorted(layouts)
 
 
@@ -145,7 +145,7 @@ def computed(
     env = interpret(plan.program, used, leaves, scalars, keys, plan.notes)
     results = [to_device(env[slot]) for slot in plan.live]
     notes = (plan.notes or Notes()).of_slots(plan.program, plan.live)
-    for index, layout_id in enumerate(plan.wanted):
+    for index, layout_id in enumerate(plan.result_layouts):
         if layout_id != layout_numbers.UNPLACED:
             with notes.at(index):
                 results[index] = constrained(results[index], layout_id)
@@ -153,7 +153,7 @@ def computed(
 
 
 def constrained(result: Any, layout_id: int) -> Any:
-    """A result in its layout, and in the memory where it rests."""
+    """A result in its layout and its memory kind."""
     layout_id = refined(layout_id)
     blocks = lay_in_blocks(result, layout_numbers.computed(layout_id))
     return to_memory_of(blocks, layout_numbers.layout(layout_id))

@@ -1,6 +1,6 @@
 """From a tape to one compiled XLA program, and back to values.
 
-`execute(tape)` finds which results are still wanted, places the inputs, looks the tape up among the
+`execute(tape)` finds which results are still alive, places the inputs, looks the tape up among the
 programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs
 that have no references left are donated: their memory becomes the outputs'.
 """
@@ -43,7 +43,7 @@ from .interrupts import Uninterrupted
 from .liveness import Blocks, CompileRequest, plan_of
 from .padded_blocks import padded, wrapped
 from .plan_lowering import lowered
-from .result_meshes import named_part, result_layouts
+from .result_meshes import coarser_sharding, result_layouts
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,10 +56,10 @@ class Program:
         donated_bytes: per execution, over all devices.
         blocks: the layout of each output that comes in blocks with padding; empty if none does.
         recipes: those of its entries; referenced, so that the same code finds this program again.
-        replicated: the layout of lifted floats and random words, if an input says which.
+        replicated: the layout of lifted floats and random words, if an input decides which.
         several: whether it runs on several devices.
         calls_host: whether it calls Python while it runs.
-        unnamed: the results whose layout no `NamedSharding` says: JAX 0.9's XLA splits by parts of
+        unnamed: the results whose layout is no `NamedSharding`: JAX 0.9's XLA splits by parts of
             an axis.
         arrangement: of a program with equal layers as loops, see `rolled_plan`.
     """
@@ -74,11 +74,11 @@ class Program:
     calls_host: bool = False
     unnamed: tuple[int, ...] = ()
     arrangement: Any = None
-    _sent: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
+    _uploaded: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
         default_factory=dict
     )
 
-    def send(self, name: str, values: np.ndarray) -> jax.Array | np.ndarray:
+    def upload(self, name: str, values: np.ndarray) -> jax.Array | np.ndarray:
         """Bring lifted floats or random words to the devices, unless they are there already.
 
         Numbers that changed since the last run may change again: for a single device, they are
@@ -86,9 +86,9 @@ class Program:
 
         Args:
             name: which of the two.
-            values: their present values; nobody writes to them any more.
+            values: their present values, which do not change any more.
         """
-        cached = self._sent.get(name)
+        cached = self._uploaded.get(name)
         same = cached is not None and (
             cached[0] is values or cached[0].tobytes() == values.tobytes()  # 0.0 is not -0.0
         )
@@ -102,12 +102,12 @@ class Program:
             seconds = None if moves else time.perf_counter() - started
             where = f"(changing {name})"
             metrics.record_transfer("host_to_device", values.nbytes, where, seconds)
-        self._sent[name] = (values, array)
+        self._uploaded[name] = (values, array)
         return array
 
-    def sent(self, name: str) -> jax.Array | np.ndarray | None:
+    def uploaded(self, name: str) -> jax.Array | np.ndarray | None:
         """What is on the devices already, if anything is: of no numbers at all, all that is."""
-        cached = self._sent.get(name)
+        cached = self._uploaded.get(name)
         return None if cached is None or cached[0].size else cached[1]
 
     def text(self) -> str:
@@ -135,8 +135,8 @@ def sync() -> None:
     tape = recorder()
     if isinstance(tape, Tape) and tape.program and not tape.plans:
         execute(tape)
-        if tape.fault is not None:
-            raise tape.fault
+        if tape.error is not None:
+            raise tape.error
 
 
 def forget_unseen() -> None:
@@ -162,10 +162,6 @@ def execute(tape: Tape, only: Value | None = None) -> None:
     `failed_ops`. Where no operation is found at fault, such as where memory does not suffice, the
     error is raised and the tape is kept: values are then computed one at a time, when they are
     asked for.
-
-    Args:
-        tape: recorded operations.
-        only: the one value wanted from a tape that failed before.
 
     Raises:
         CaptureError: a step is being captured on this tape.
@@ -196,12 +192,12 @@ def _computed(tape: Tape, only: Value | None) -> bool:
         tape.done = True
         plan = plan_of(tape)
     if only is not None:
-        plan.live, plan.wanted, plan.donated = (only.slot,), (only.layout,), ()
+        plan.live, plan.result_layouts, plan.donated = (only.slot,), (only.layout,), ()
     if not plan.live:
         tape.forget()
         return True
     again, tape.failed = tape.failed, True
-    also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
+    also = {*tape.marks, *plan.result_layouts} - {layouts.UNPLACED}
     inputs = tape.inputs()
     arrays = padded(place(inputs, also))
     plan.placed = tuple(input_.layout for input_ in inputs)
@@ -231,7 +227,7 @@ def _computed(tape: Tape, only: Value | None) -> bool:
             return False
         if not mark_failed(tape, plan, error, lambda request: _fails(request, arrays, tape)):
             raise
-        tape.fault = tape.fault or error
+        tape.error = tape.error or error
         return False
     if only is None:
         tape.forget()
@@ -263,11 +259,6 @@ def program_of(
     """Find the program of a plan, compiling it the first time.
 
     A plan that another one differs from in nothing but entries of no use has its program.
-
-    Args:
-        plan: the request.
-        arrays: its inputs.
-        lean: the plan without such entries, if it is known.
     """
 
     def compiled() -> Program:
@@ -406,9 +397,9 @@ def run(
     recorder().check_process()
     if not isinstance(scalars, np.ndarray):
         scalars = np.asarray(scalars, np.float64)
-    floats = program.send("floats", scalars)
-    sent = program.sent("words") if not words else None
-    seeds = program.send("words", random_state.as_input(words)) if sent is None else sent
+    floats = program.upload("floats", scalars)
+    uploaded = program.uploaded("words") if not words else None
+    seeds = program.upload("words", random_state.as_input(words)) if uploaded is None else uploaded
     # What runs on one device waits for no other device.
     with serialize_virtual.turn if program.several else _ALONE as note:
         started = time.perf_counter()
@@ -420,7 +411,7 @@ def run(
     if program.unnamed and isinstance(program.replicated, jax.sharding.NamedSharding):
         computed, mesh = [*computed], mesh_of(program.replicated)
         for n in program.unnamed:
-            layout = named_part(computed[n].sharding, computed[n].shape, mesh)
+            layout = coarser_sharding(computed[n].sharding, computed[n].shape, mesh)
             computed[n] = jax.device_put(computed[n], layout)
     results = wrapped(computed, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)

@@ -107,7 +107,7 @@ def _name(entry: Any) -> str:
 
 
 def _entries(plan: Any) -> list[Any]:
-    """The entries that say something: not the memory that `.to("jax")` overwrites."""
+    """The entries that compute something: not the memory that `.to("jax")` overwrites."""
     return [entry for entry in plan.program if _name(entry) != "empty"]
 
 
@@ -127,7 +127,7 @@ def _difference(plan: Any, earlier: Any) -> str:
         return moved
     if plan.placed != earlier.placed:
         return "new sharding of an input"
-    if plan.wanted != earlier.wanted:
+    if plan.result_layouts != earlier.result_layouts:
         return "new sharding of a result"
     if plan.settings != earlier.settings:
         now, before = plan.settings, earlier.settings

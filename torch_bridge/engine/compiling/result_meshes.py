@@ -33,11 +33,11 @@ def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]
         plan: what was computed.
         layout_ids: the results' layouts under Auto axes, in the order of `plan.live`.
     """
-    if not are_restated({*plan.placed, *plan.wanted, *_marks(plan)}):
+    if not are_restated({*plan.placed, *plan.result_layouts, *_marks(plan)}):
         return [*layout_ids]
     behind = _meshes(plan)
     layouts = []
-    for slot, marked, layout_id in zip(plan.live, plan.wanted, layout_ids, strict=True):
+    for slot, marked, layout_id in zip(plan.live, plan.result_layouts, layout_ids, strict=True):
         meshes = [*_candidates(marked), *behind[slot]]
         for mesh, _ in sorted(
             meshes, key=lambda candidate: (not is_typed(candidate[0]), not candidate[1])
@@ -57,20 +57,20 @@ def are_restated(layout_ids: Collection[int]) -> bool:
 
 
 @cached(4096)
-def named_part(
+def coarser_sharding(
     layout: jax.sharding.Sharding, shape: tuple[int, ...], mesh: jax.sharding.Mesh
 ) -> jax.sharding.NamedSharding:
-    """The finest layout over a mesh whose blocks hold those of another layout.
+    """The finest layout over a mesh whose blocks contain those of another layout.
 
     Args:
-        layout: splits by parts of axes somewhere, so that no `NamedSharding` says how.
+        layout: splits by parts of mesh axes, so that no `NamedSharding` over the mesh expresses it.
         shape: of the array.
         mesh: of its devices.
 
     >>> from isoshard import P, make_mesh
     >>> fine, coarse = make_mesh((2, 2, 2), ("a", "b", "c")), make_mesh((2, 4), ("x", "y"))
     >>> split = jax.sharding.NamedSharding(fine, P("a", "b"))  # "b" is a part of "y"
-    >>> named_part(split, (4, 8), coarse).spec
+    >>> coarser_sharding(split, (4, 8), coarse).spec
     P('x', None)
     """
     blocks = layout.devices_indices_map(shape)
@@ -100,7 +100,7 @@ def _within(block: Sequence[slice], other: Sequence[slice], shape: Sequence[int]
 
 
 def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
-    """The meshes of what a recorded value is made of: of inputs, and of marks on the way.
+    """The meshes that a recorded value comes from: of inputs, and of marks on the way.
 
     Empty for a value that is computed.
     """
@@ -130,7 +130,7 @@ _Candidate = tuple[jax.sharding.Mesh, bool]
 
 
 def _meshes(plan: CompileRequest) -> list[tuple[_Candidate, ...]]:
-    """For each slot the meshes of what it is made of, the first first."""
+    """For each slot the meshes that it comes from, in order."""
     placed = iter(plan.placed)
     meshes: list[tuple[_Candidate, ...]] = []
     for entry in plan.program:

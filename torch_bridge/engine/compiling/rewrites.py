@@ -9,6 +9,15 @@ torch's `matmul` merges all batch axes into one before it calls `bmm`, and a lay
 before it calls `addmm`. If two of them are split over the mesh (batch and heads, batch and
 sequence), no layout describes the merged axis, and the partitioner gathers. Here products, and the
 sum that is the gradient of a bias, are computed on the axes as they were before they were merged.
+
+>>> x = Matrix(jnp.ones((2, 3, 4)), False)               # 6 rows, before they were merged
+>>> weight = Matrix(jnp.ones((5, 4)), True)              # a layer multiplies with its transpose
+>>> merged, unmerged = product(x, weight)
+>>> merged.shape, unmerged.shape
+((6, 5), (2, 3, 5))
+>>> gradient, unmerged = product(Matrix(jnp.ones((2, 3, 5)), True), x)
+>>> gradient.shape, unmerged
+((5, 4), None)
 """
 
 from __future__ import annotations
@@ -17,11 +26,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp  # noqa: F401  (for the doctest)
+
 from isoshard.torch_bridge.engine.values.views import Chain, forward
 from isoshard.torch_bridge.lowerings.argument_forms import wide, wide_dtype
 from isoshard.torch_bridge.lowerings.integer_products import dot_general
 
-from .products import TURN, Matrix, product
+_TURN = ("permute", (1, 0))
+"""The view operation that transposes a matrix."""
 
 _TURN_LAST = ("permute", (0, 2, 1))
 _REMAKES = frozenset({"aten::clone", "aten::_unsafe_view"})
@@ -31,15 +43,9 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::sum.dim_In
 
 
 def looked_through(recipe: Any, entry: Sequence[int], makers: Sequence[Any]) -> list[int]:
-    """The slots that a rewrite of an entry may look at: what it reads, and what that is made of.
-
-    Args:
-        recipe: of the entry.
-        entry: the number of the recipe, and the slots it reads.
-        makers: what made each slot so far.
-    """
+    """The slots that a rewrite of an entry may look at: its operands, and theirs."""
     slots = dict.fromkeys(entry[1:])
-    turns = isinstance(recipe.detail, Chain) and recipe.detail.ops == (TURN,)
+    turns = isinstance(recipe.detail, Chain) and recipe.detail.ops == (_TURN,)
     if not turns and recipe.name not in _PRODUCTS:
         return [*slots]
     pending = list(slots)
@@ -53,6 +59,59 @@ def looked_through(recipe: Any, entry: Sequence[int], makers: Sequence[Any]) -> 
             slots.update(dict.fromkeys(new))
             pending += new
     return [*slots]
+
+
+class Matrix(NamedTuple):
+    """A matrix as it was before its rows were merged, and before it was transposed.
+
+    Attributes:
+        array: of shape `(*rows, columns)`.
+        turned: whether what is meant is the transpose.
+    """
+
+    array: Any
+    turned: bool
+
+    def turn(self) -> Matrix:
+        """The transpose."""
+        return Matrix(self.array, not self.turned)
+
+    def merge(self) -> Matrix:
+        """The same with one axis of rows."""
+        return Matrix(self.array.reshape(-1, self.array.shape[-1]), self.turned)
+
+    def axes(self, side: int) -> tuple[int, ...]:
+        """The axes of `array` that are the rows (0) or the columns (1) of what is meant."""
+        last = self.array.ndim - 1
+        return (last,) if bool(side) != self.turned else tuple(range(last))
+
+    def extents(self, side: int) -> tuple[int, ...]:
+        """Their extents."""
+        return tuple(self.array.shape[axis] for axis in self.axes(side))
+
+
+def product(a: Matrix, b: Matrix, sums: Any = None) -> tuple[Any, Any]:
+    """Multiply two matrices without merging or transposing them first.
+
+    Args:
+        a: of m rows and k columns.
+        b: of k rows and n columns.
+        sums: dtype of the product; by default that of both.
+
+    Returns:
+        The product, of shape (m, n), and the same with the rows of `a` as its several axes; None
+        if they are one.
+    """
+    if b.array.ndim > 2 and (b.turned or a.extents(1) != b.extents(0)):
+        b = b.merge()
+    if a.turned and a.extents(1) != b.extents(0):
+        a = a.merge()
+    contract = a.axes(1), b.axes(0)
+    axes = (contract, ((), ()))
+    out = dot_general(a.array, b.array, axes, preferred_element_type=sums)
+    if out.ndim == 2:
+        return out, None
+    return out.reshape(math.prod(out.shape[:-1]), out.shape[-1]), out
 
 
 class MatmulOperand(NamedTuple):
@@ -114,12 +173,12 @@ class Rewriter:
 
     def _view(self, chain: Chain, slot: int) -> list[Any] | None:
         maker = self._makers[slot]
-        if chain.ops == (TURN,) and maker and maker[0].name == "aten::mm":
+        if chain.ops == (_TURN,) and maker and maker[0].name == "aten::mm":
             return [product(self._matrix(maker[1][2]).turn(), self._matrix(maker[1][1]).turn())[0]]
         if chain.ops[0][0] == "reshape":
-            got = self._remade(chain.ops[0][1], slot)
-            if got is not None:
-                value = got[0]
+            out = self._remade(chain.ops[0][1], slot)
+            if out is not None:
+                value = out[0]
                 for op in chain.ops[1:]:
                     value = forward(op, value, chain.base)
                 return [value]
@@ -139,14 +198,14 @@ class Rewriter:
         """
         a, b = self._matrix(left), self._matrix(right)
         dtype = a.array.dtype
-        merged, apart = product(a, b, None if bias is None else wide_dtype(dtype))
-        if bias is not None and (apart is None or bias.ndim != 1):
+        merged, unmerged = product(a, b, None if bias is None else wide_dtype(dtype))
+        if bias is not None and (unmerged is None or bias.ndim != 1):
             return (merged + wide(bias)).astype(dtype)
-        if apart is None:
+        if unmerged is None:
             return merged
-        apart = apart if bias is None else (apart + wide(bias)).astype(dtype)
-        self._unmerged[len(self._makers)] = apart
-        return apart.reshape(merged.shape)
+        unmerged = unmerged if bias is None else (unmerged + wide(bias)).astype(dtype)
+        self._unmerged[len(self._makers)] = unmerged
+        return unmerged.reshape(merged.shape)
 
     def _sum_of_rows(self, call: Any, slot: int) -> list[Any] | None:
         """The gradient of a bias: one row, the sum of all that were merged into a matrix."""
@@ -177,7 +236,7 @@ class Rewriter:
         if not isinstance(recipe.detail, Chain):
             return Matrix(value, False)
         chain = recipe.detail
-        ops, turned = (chain.ops[:-1], True) if chain.ops[-1] == TURN else (chain.ops, False)
+        ops, turned = (chain.ops[:-1], True) if chain.ops[-1] == _TURN else (chain.ops, False)
         if not ops:
             inner = self._matrix(entry[1])
             return Matrix(inner.array, not inner.turned)
@@ -198,9 +257,9 @@ class Rewriter:
         count = len(batch)
         axes = tuple(range(count))
         contract = ((count if a.turned else count + 1,), (count + 1 if b.turned else count,))
-        got = dot_general(a.array, b.array, (contract, (axes, axes)))
-        merged = got.reshape(math.prod(batch), *got.shape[count:])
-        self._unmerged[len(self._makers)] = got
+        out = dot_general(a.array, b.array, (contract, (axes, axes)))
+        merged = out.reshape(math.prod(batch), *out.shape[count:])
+        self._unmerged[len(self._makers)] = out
         return [merged]
 
     def _operand(self, slot: int) -> MatmulOperand:

@@ -3,7 +3,7 @@
 The plan is traced as for any program; then equal parts of the jaxpr become loops
 (`isoshard.core.repeats`). A loop takes the weights of one name in all layers as one array, and
 gives the new ones so. What of that can remain stacked from one run to the next, an `EqualMemory`,
-the compiled program takes and gives as one array. The rest is stacked, or taken apart, inside it.
+the compiled program takes and returns as one array. The rest is stacked and unstacked inside it.
 
 Lifted floats and random words come in one array each, as always: for tracing they are inputs of
 their own, so that those of equal layers are found, and the loops take what they need of the array.
@@ -132,7 +132,7 @@ def _compiled(
 ) -> tuple[program.Program, Arrangement]:
     _refuse(plan)
     with tracing(plan, arrays):
-        traced, kinds = traced_entries(plan, [*arrays, *_numbers(plan)])
+        traced, kinds = traced_entries(plan, [*arrays, *_split_extra_inputs(plan)])
         note_traced(plan, kinds)
         if plan.calls_host:
             raise NotRolled("it calls Python while it runs")
@@ -178,13 +178,13 @@ def _refuse(plan: CompileRequest) -> None:
     named = layouts_in(plan)
     if has_blocks(named):
         raise NotRolled("it has arrays in blocks of unequal sizes")
-    if any(map(layout_numbers.is_resting, named)):
-        raise NotRolled("it has arrays that rest in host memory")
+    if any(map(layout_numbers.is_on_host, named)):
+        raise NotRolled("it has arrays in host memory")
     if are_restated(named):
         raise NotRolled("it has arrays on a mesh with Explicit axes, or on several meshes")
 
 
-def _numbers(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:
+def _split_extra_inputs(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:
     """Each lifted float and random word by itself."""
     floats, words = extra_inputs(plan)
     return [
@@ -200,7 +200,7 @@ def _labels(
 
     def label(index: int) -> tuple[Any, ...]:
         if index in replaced:
-            return ("replaced", plan.placed[index], plan.wanted[replaced[index]])
+            return ("replaced", plan.placed[index], plan.result_layouts[replaced[index]])
         return ("read" if index in read else "other", plan.placed[index])
 
     leaves = map(label, range(len(plan.leaves)))
@@ -223,7 +223,7 @@ def _families(
         results = None
         if stack.numbers and all(index in replaced for index in stack.numbers):
             results = tuple(replaced[index] for index in stack.numbers)
-            layouts |= {plan.wanted[index] for index in results}
+            layouts |= {plan.result_layouts[index] for index in results}
             if results not in stacked:
                 continue
         elif not all(index in read for index in stack.numbers):
@@ -271,8 +271,8 @@ def _arrangement(
             input_.stack_layout if isinstance(input_, EqualMemory) else plan.placed[input_]
             for input_ in inputs
         ),
-        wanted=tuple(
-            input_.stack_layout if isinstance(input_, EqualMemory) else plan.wanted[input_]
+        result_layouts=tuple(
+            input_.stack_layout if isinstance(input_, EqualMemory) else plan.result_layouts[input_]
             for input_ in results
         ),
         live=tuple(range(len(results))),
@@ -329,7 +329,7 @@ def _joined(
         return [
             _constrained(stacks[result.results or ()], result.stack_layout)
             if isinstance(result, EqualMemory)
-            else _constrained(single[result], plan.wanted[result])
+            else _constrained(single[result], plan.result_layouts[result])
             for result in arrangement.results
         ]
 
@@ -343,7 +343,7 @@ def _constrained(value: Any, layout_id: int) -> Any:
 
 
 class _Taken:
-    """What a rolled program takes, made of what it is given."""
+    """The inputs of the rolled equations, from the inputs of the compiled program."""
 
     def __init__(
         self,
@@ -354,12 +354,12 @@ class _Taken:
     ):
         self._leaves = leaves
         self._floats, self._words = indices
-        self._whole: dict[tuple[int, ...], Any] = {}
+        self._stacks: dict[tuple[int, ...], Any] = {}
         self._single: dict[int, Any] = {}
         self._slices: dict[int, tuple[Any, int]] = {}
         for input_, value in zip(inputs, values, strict=True):
             if isinstance(input_, EqualMemory):
-                self._whole[input_.inputs] = value
+                self._stacks[input_.inputs] = value
                 self._slices.update((n, (value, row)) for row, n in enumerate(input_.inputs))
             else:
                 self._single[input_] = value
@@ -367,18 +367,18 @@ class _Taken:
     def of(self, stack: Stack) -> Any:
         """Values for some inputs of the traced plan."""
         indices = stack.numbers
-        if indices in self._whole and stack.stacked:
-            return self._whole[indices]
+        if indices in self._stacks and stack.stacked:
+            return self._stacks[indices]
         if not stack.stacked:
-            return self._one(indices[0])
+            return self._input(indices[0])
         floats = self._leaves + self._floats.shape[0]
         if indices[0] >= floats:
             return self._words[np.array(indices) - floats]
         if indices[0] >= self._leaves:
             return self._floats[np.array(indices) - self._leaves]
-        return jnp.stack([self._one(index) for index in indices])
+        return jnp.stack([self._input(index) for index in indices])
 
-    def _one(self, index: int) -> Any:
+    def _input(self, index: int) -> Any:
         if index in self._single:
             return self._single[index]
         if index in self._slices:

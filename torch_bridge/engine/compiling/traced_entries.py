@@ -79,7 +79,7 @@ class _Entries:
         )
         return [
             self._result(slot, layout_id)
-            for slot, layout_id in zip(plan.live, plan.wanted, strict=True)
+            for slot, layout_id in zip(plan.live, plan.result_layouts, strict=True)
         ]
 
     def _write_all(
@@ -112,7 +112,7 @@ class _Entries:
         forms = [self._slots[slot] for slot in entry[1:]]
         tensors = [plain for plain, last, _ in forms if plain is not None and last is None]
         if len(tensors) == len(forms):
-            written = self._lists.write(recipe.number, recipe.detail, [*tensors, *taken])
+            written = self._lists.write(recipe.id, recipe.detail, [*tensors, *taken])
             if written is not None:
                 self._slots += [(atom, None, None) for atom in written]
                 return
@@ -120,7 +120,7 @@ class _Entries:
         index_of = {slot: index for index, slot in enumerate(slots)}
         makers = [self._maker(slot, index_of) for slot in slots]
         forms = [self._slots[slot] for slot in slots]
-        local = (recipe.number, *[index_of[slot] for slot in entry[1:]])
+        local = (recipe.id, *[index_of[slot] for slot in entry[1:]])
         key = (
             local,
             tuple([_avals(form) for form in forms]),
@@ -148,7 +148,7 @@ class _Entries:
         maker = self._makers[slot]
         if maker is None or any(slot not in index_of for slot in maker[1][1:]):
             return None
-        return maker[0], (maker[0].number, *[index_of[slot] for slot in maker[1][1:]])
+        return maker[0], (maker[0].id, *[index_of[slot] for slot in maker[1][1:]])
 
     def _traced(
         self,

@@ -1,4 +1,4 @@
-"""The arguments of one call, taken apart: what it has in common with other calls, and the rest.
+"""The arguments of one call: a key that equal calls share, and what differs between them.
 
 Two calls that differ only in the elements of their tensors, or in floats such as a learning rate,
 are computed by the same tape entry. A `CallTemplate` gives them the same key, with which a handler
@@ -12,11 +12,11 @@ made in one pass, of interned avals and plain values.
 >>> key == flatten((torch.zeros(2, device="jax"), 1), {"alpha": 3})[0]
 True
 >>> flatten.template((tensors[0], 1), {"alpha": 3})
-((Slot(number=0), 1), {'alpha': 3}, 0)
+((Slot(index=0), 1), {'alpha': 3}, 0)
 
 Each lowering names the float arguments that are *lifted*: inputs of the program, not constants in
 it. Other floats stay in the key, and another value means another program; as text where equality
-tells too little (-0.0) or too much (NaN). `template` gives what all
+does not tell -0.0 from 0.0, and NaN is unequal to itself. `template` gives what all
 calls with one key have in common.
 """
 
@@ -58,7 +58,7 @@ class CallTemplate:
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], list[Any], list[Any]]:
-        """Take a call's arguments apart: (key, tensors, lifted floats)."""
+        """Flatten a call's arguments: (key, tensors, lifted floats)."""
         key: list[Any] = []
         tensors: list[Any] = []
         scalars: list[Any] = []
@@ -108,12 +108,12 @@ class CallTemplate:
             key.append((kind, repr(arg)))
         elif kind is list or kind is tuple:
             key.append((len(arg),))
-            for item in arg:
-                if type(item) is lazy_tensor._CLASS:
-                    tensors.append(item)
-                    key.append(item._aval)
+            for leaf in arg:
+                if type(leaf) is lazy_tensor._CLASS:
+                    tensors.append(leaf)
+                    key.append(leaf._aval)
                 else:
-                    self._static(item, lift, key, tensors, scalars)
+                    self._static(leaf, lift, key, tensors, scalars)
         elif isinstance(arg, torch.Tensor):
             tensor = import_tensor(self.func, arg)
             tensors.append(tensor)

@@ -127,4 +127,4 @@ def _extent(tensor: torch.Tensor) -> int:
     """Bytes from the beginning of its memory to the last element of a tensor."""
     last = sum((size - 1) * step for size, step in zip(tensor.size(), tensor.stride(), strict=True))
     elements = tensor.storage_offset() + (last + 1 if tensor.numel() else 0)
-    return 16 * math.ceil(elements * tensor.element_size() / 16)  # holds whole numbers of any dtype
+    return 16 * math.ceil(elements * tensor.element_size() / 16)  # a multiple of every dtype's size

@@ -29,7 +29,7 @@ def on_host(func: OpOverload) -> dispatch.Handler:
     """A handler that computes an operator whose result's shape depends on values on the CPU.
 
     XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the
-    result goes back, whole to every device of the first argument's mesh. Counted as `fallbacks`.
+    result goes back, replicated over the first argument's mesh. Counted as `fallbacks`.
     """
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -45,13 +45,14 @@ def on_host(func: OpOverload) -> dispatch.Handler:
             layouts.append(leaf._storage.value.layout)
             return host
 
-        got = func(
+        outputs = func(
             *(map_leaves(down, arg) for arg in args),
             **{name: map_leaves(down, value) for name, value in kwargs.items() if name != "device"},
         )
         replicated = _replicated_on_mesh(layouts)
         return map_leaves(
-            lambda leaf: upload(leaf, replicated) if isinstance(leaf, torch.Tensor) else leaf, got
+            lambda leaf: upload(leaf, replicated) if isinstance(leaf, torch.Tensor) else leaf,
+            outputs,
         )
 
     return handler
@@ -68,7 +69,7 @@ def _with_strides(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 
 
 def _replicated_on_mesh(layouts: list[int]) -> int:
-    """The layout of a whole copy on every device of the first mesh among some layouts."""
+    """The replicated layout over the first mesh among some layouts."""
     for layout_id in layouts:
         if layout_numbers.users_mesh(layout_id) is not None:
             replicated = layout_numbers.replicated_like(layout_id)

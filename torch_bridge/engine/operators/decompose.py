@@ -22,7 +22,7 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether the operator is made of others by torch itself (CompositeImplicitAutograd)."""
+    """Whether torch itself composes the operator of others (CompositeImplicitAutograd)."""
     return has_kernel(op.name(), "CompositeImplicitAutograd")
 
 
@@ -51,24 +51,24 @@ def find(op: OpOverload) -> Any:
 
         def real(leaf: Any) -> Any:
             if isinstance(leaf, Slot):
-                return tensors[leaf.number]
+                return tensors[leaf.index]
             if isinstance(leaf, Lift):
                 return lazy_tensor.fresh(
-                    Aval.contiguous((), torch.float32), Value(scalars[leaf.number])
+                    Aval.contiguous((), torch.float32), Value(scalars[leaf.index])
                 )
             return leaf
 
         with tapes.immediately(), torch.no_grad():
-            got = function(
+            outputs = function(
                 *(map_leaves(real, arg) for arg in args),
                 **{name: map_leaves(real, value) for name, value in kwargs.items()},
             )
-            return _arrays(got)
+            return _arrays(outputs)
 
     return run
 
 
-def _arrays(got: Any) -> Any:
-    if isinstance(got, list | tuple):
-        return tuple(_arrays(item) for item in got)
-    return None if got is None else lazy_tensor.read(got).array
+def _arrays(outputs: Any) -> Any:
+    if isinstance(outputs, list | tuple):
+        return tuple(_arrays(output) for output in outputs)
+    return None if outputs is None else lazy_tensor.read(outputs).array

@@ -54,9 +54,9 @@ from .functionalize import functional_overload, lost_defaults, written
 
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
-# By identity, since hashing an overload is a Python call; `_KNOWN` keeps the overloads alive.
+# By identity, since hashing an overload is a Python call; `_HANDLED` keeps the overloads alive.
 _HANDLERS: dict[int, Handler] = {}
-_KNOWN: list[Any] = []
+_HANDLED: list[Any] = []
 _RECORDED: set[int] = set()
 SPECIAL: dict[str, Handler] = {}
 """Operations that are more than a computation, by name; filled by `host_ops` and others."""
@@ -92,7 +92,7 @@ def dispatch(
 
 def _keep_handler(func: Any) -> Handler:
     handler = _HANDLERS[id(func)] = generator_argument.honour(func, make_handler(func))
-    _KNOWN.append(func)
+    _HANDLED.append(func)
     return handler
 
 
@@ -157,7 +157,7 @@ def make_handler(func: OpOverload) -> Handler:
 
 
 def _unless_lowered(func: OpOverload, kernel: Handler) -> Handler:
-    """An operator's own kernel, until somebody registers a lowering for it."""
+    """An operator's own kernel, until a lowering is registered for it."""
     lowered = functools.cache(lambda: functional_handler(func))
     called_back = functools.cache(lambda: functional_handler(func, host_kernels.find))
 
@@ -201,7 +201,7 @@ class Signature:
     ):
         """See the class."""
         self.recipe = recipe
-        recipe.found_by = self
+        recipe.call = self
         self.outs = outs
         self.single = single
         self.written = written
@@ -264,12 +264,7 @@ _NEW = frozenset(f"aten::new_{kind}" for kind in (*_KINDS, "empty_strided"))
 def functional_handler(
     func: OpOverload, decomposition: Callable[[OpOverload], Any] = decompose.find
 ) -> Handler:
-    """A handler that records an operator which writes nothing that its schema tells of.
-
-    Args:
-        func: the operator.
-        decomposition: finds what computes it if it has no lowering.
-    """
+    """A handler that records an operator whose schema declares no writes."""
     flattener = CallTemplate(func)
     flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS, "engine: signatures by operator")
@@ -305,8 +300,8 @@ def functional_handler(
             return tuple(
                 None if out is None else lazy_tensor.fresh(out, next(values)) for out in outs
             )
-        got = [lazy_tensor.fresh(out, value) for out, value in zip(outs, values, strict=False)]
-        return got if len(schema_of(func).returns) == 1 else tuple(got)
+        results = [lazy_tensor.fresh(out, value) for out, value in zip(outs, values, strict=False)]
+        return results if len(schema_of(func).returns) == 1 else tuple(results)
 
     return handler
 

@@ -1,4 +1,4 @@
-"""What an error may say beyond torch's words: hints of other rooms, by the name of the operation.
+"""Hints that are added to torch's errors: from other rooms, by the name of the operation.
 
 They are called for an error only.
 
@@ -41,13 +41,7 @@ def hint_for(name: str) -> Callable[[Hint], Hint]:
 
 
 def add_hint(func: OpOverload, args: tuple[Any, ...], error: Exception) -> None:
-    """Add what is known to the message of an error of torch's own.
-
-    Args:
-        func: the overload that failed.
-        args: its arguments.
-        error: its error, whose message is extended.
-    """
+    """Add what is known to the message of an error of torch's own."""
     if type(error) is not RuntimeError:
         return
     for hint in _HINTS.get(func.name(), ()):

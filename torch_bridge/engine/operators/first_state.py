@@ -50,8 +50,8 @@ def zeros(here: Recorder, like: LazyTensor, aval: Aval) -> Value | None:
     if type(here) is not Tape or here.log is not None or not is_parameter:
         return None
     layout_id = like._storage.value.layout
-    created = _MADE.get(like._storage, 0)
-    if created == _MOST:
+    created = _NUM_CREATED.get(like._storage, 0)
+    if created == _MAX_CREATED:
         return None
     if layout_id != layout_numbers.UNPLACED:
         layout = layout_numbers.layout(layout_id)
@@ -59,9 +59,9 @@ def zeros(here: Recorder, like: LazyTensor, aval: Aval) -> Value | None:
             return None
     value = Value(np.zeros(aval.meta.size, aval.physical), layout_id)
     value.origin = metrics.user_location()
-    _MADE[like._storage] = created + 1
+    _NUM_CREATED[like._storage] = created + 1
     return value
 
 
-_MOST = 4  # Adam has two, with amsgrad three
-_MADE: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()
+_MAX_CREATED = 4  # Adam has two, with amsgrad three
+_NUM_CREATED: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()

@@ -69,7 +69,7 @@ def written(arguments: Iterable[Any]) -> list[str]:
 
 
 def _same_arguments(inputs: list[Any], arguments: Any) -> bool:
-    """Whether an overload takes the wanted arguments, and beyond them only what to allocate."""
+    """Whether an overload takes these arguments, and beyond them only what to allocate."""
     ours = [(argument.name, str(argument.type)) for argument in inputs]
     theirs = [(argument.name, str(argument.type)) for argument in arguments]
     rest = {name for name, _ in theirs[len(ours) :]}

@@ -16,16 +16,16 @@ from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording import tape as tapes
 
-_KNOWN: weakref.WeakValueDictionary[int, random_state.RandomState] = weakref.WeakValueDictionary()
+_STATES: weakref.WeakValueDictionary[int, random_state.RandomState] = weakref.WeakValueDictionary()
 
 
 def introduce(generator: torch.Generator, state: random_state.RandomState) -> None:
     """Let `generator` represent `state`, which must live no longer than the generator."""
-    _KNOWN[id(generator)] = state
+    _STATES[id(generator)] = state
 
 
 def honour(func: OpOverload, handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler that draws from the given generator; `handler` itself if `func` takes none."""
+    """A handler that draws from a call's generator; `handler` itself if `func` takes none."""
     names = [
         (index, argument.name)
         for index, argument in enumerate(schema_of(func).arguments)
@@ -50,7 +50,7 @@ def honour(func: OpOverload, handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _state(func: Any, generator: torch.Generator) -> random_state.RandomState:
-    state = _KNOWN.get(id(generator))
+    state = _STATES.get(id(generator))
     if state is None:
         raise RuntimeError(
             f"{func}: Expected a 'jax' device type for generator but found '{generator.device}'; "

@@ -50,15 +50,17 @@ def find(op: OpOverload) -> Callable[..., Any]:
         def kernel(arrays: Sequence[Any], scalars: Sequence[Any]) -> list[np.ndarray]:
             def real(leaf: Any) -> Any:
                 if isinstance(leaf, Slot):
-                    return from_numpy(np.array(arrays[leaf.number]), metas[leaf.number].dtype)
-                return float(scalars[leaf.number]) if isinstance(leaf, Lift) else leaf
+                    return from_numpy(np.array(arrays[leaf.index]), metas[leaf.index].dtype)
+                return float(scalars[leaf.index]) if isinstance(leaf, Lift) else leaf
 
             with torch.no_grad():
-                got = op(
+                outputs = op(
                     *(map_leaves(real, arg) for arg in args),
                     **{name: map_leaves(real, value) for name, value in kwargs.items()},
                 )
-            leaves = [leaf for leaf in pytree.tree_leaves(got) if isinstance(leaf, torch.Tensor)]
+            leaves = [
+                leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)
+            ]
             pairs = zip(leaves, types, strict=True)
             return [np.asarray(to_numpy(leaf), kind.dtype) for leaf, kind in pairs]
 

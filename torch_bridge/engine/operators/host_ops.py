@@ -125,7 +125,7 @@ def _same_storage_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _elements_in_memory(tensor: torch.Tensor) -> int:
-    """Of all of the memory that a tensor is a view of; a CPU tensor may meet one of the device."""
+    """Of all the memory that a tensor views; a CPU tensor may be compared with a `jax` one."""
     if isinstance(tensor, lazy_tensor.LazyTensor):
         return math.prod(tensor._storage.aval.meta.size)
     return tensor.untyped_storage().nbytes() // tensor.itemsize

@@ -62,8 +62,8 @@ def check_put(tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor
     before, after = tuple(tensor.shape[:lead]), tuple(tensor.shape[lead + mask.dim() :])
     count = values.shape[-1 - len(after)] if values.dim() > len(after) else 1
     if count != 1:
-        fault = functools.partial(_put_error, tuple(values.shape), before, count, after)
-        _check(mask, 1, fault, count <= mask.numel())
+        message_for = functools.partial(_put_error, tuple(values.shape), before, count, after)
+        _check(mask, 1, message_for, count <= mask.numel())
 
 
 def _put_error(
@@ -91,8 +91,8 @@ def check_scatter(tensor: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
     elements = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
     if source.numel() >= elements or mask.dtype not in MASKS:
         return
-    fault = functools.partial(_scatter_error, source.numel())
-    _check(mask, elements // mask.numel(), fault, True)
+    message_for = functools.partial(_scatter_error, source.numel())
+    _check(mask, elements // mask.numel(), message_for, True)
 
 
 def _scatter_error(count: int, selected: int | None) -> str | None:
@@ -104,11 +104,11 @@ def _scatter_error(count: int, selected: int | None) -> str | None:
     )
 
 
-def _check(mask: torch.Tensor, repeats: int, fault: Any, possible: bool) -> None:
+def _check(mask: torch.Tensor, repeats: int, message_for: Any, possible: bool) -> None:
     """Check the places of a mask now, and in the runs of the program if they may differ there."""
     static_count = _count(mask)
     if static_count is not None or not possible:
-        message = fault(None if static_count is None else static_count * repeats)
+        message = message_for(None if static_count is None else static_count * repeats)
         if message is not None:
             raise RuntimeError(message)
     current = recorder()
@@ -124,7 +124,7 @@ def _check(mask: torch.Tensor, repeats: int, fault: Any, possible: bool) -> None
     count: Any = dispatch.handle(aten.count_nonzero.default, (mask,), {})
 
     def error(selected: int) -> Exception | None:
-        message = fault(selected * repeats)
+        message = message_for(selected * repeats)
         return None if message is None else RuntimeError(_LATER.format(message, line))
 
     deferred_checks.check(count, error)

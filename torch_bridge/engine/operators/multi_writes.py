@@ -1,7 +1,7 @@
 """In-place operators that write to several arguments at once.
 
 `_fused_adamw_` updates parameters and both moments, `_amp_update_scale_` a scale and a counter.
-Their lowerings are registered under the in-place name and say with `writes=` which arguments get
+Their lowerings are registered under the in-place name and declare by `writes=` which arguments get
 new values; the operator is one entry of the tape, and the new values are written afterwards.
 
 >>> scale, streak = torch.tensor(4.0, device="jax"), torch.tensor(0, device="jax").int()
@@ -58,10 +58,10 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
         if not fresh:
             return args[0]
         results = iter(values)
-        got = [
+        outputs = [
             None if out is None else lazy_tensor.fresh(out, next(results)) for out in signature.outs
         ]
-        return got[0] if len(got) == 1 else tuple(got)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def prepare(
         args: tuple[Any, ...],

@@ -1,4 +1,4 @@
-"""Operators with `out=`: the functional overload, whose results are copied to what was given.
+"""Operators with `out=`: the functional overload, whose results are copied to the `out` tensors.
 
 >>> import isoshard.torch_bridge
 >>> out = torch.empty(0, device="jax")
@@ -36,7 +36,7 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
     quiet = schema_of(func).name in _GROW_QUIETLY or func.name() == "aten::normal.float_float_out"
     follows = func.name() in _DTYPE_OF_OUT
     as_shaped = schema_of(func).name in _AS_SHAPED
-    keeps_out = schema_of(func).name in _STAYS
+    keeps_out = schema_of(func).name in _KEEP_OUT
 
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out_args = [kwargs[name] for name in outs]
@@ -51,8 +51,8 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
             for target in targets:
                 if isinstance(target, lazy_tensor.LazyTensor):
                     overlaps.check_overlap(target, ours_read, alone)
-        got = handle(functional, args, rest)
-        results = [got] if isinstance(got, torch.Tensor) else list(got)
+        outputs = handle(functional, args, rest)
+        results = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
         if any(target.dtype != other.dtype for target, other in zip(targets, results, strict=True)):
             _check_dtypes(func, args, kwargs, results, targets)
         for target, result in zip(targets, results, strict=True):
@@ -110,7 +110,7 @@ def _check_dtypes(
         raise error
 
 
-_STAYS = frozenset({"aten::native_batch_norm", "aten::_native_batch_norm_legit"})
+_KEEP_OUT = frozenset({"aten::native_batch_norm", "aten::_native_batch_norm_legit"})
 """Operators that leave an `out=` as it is where they have nothing for it."""
 
 

@@ -32,7 +32,7 @@ _NO_SHARING = frozenset(
 )
 """Operators that read at other places than they write to, so may not even read what they write."""
 
-_PLACE_BY_PLACE = frozenset({"copy", "cumsum", "cumprod", "masked_fill", "masked_scatter"})
+_BY_POSITION = frozenset({"copy", "cumsum", "cumprod", "masked_fill", "masked_scatter"})
 
 
 def rule(func: OpOverload) -> bool | None:
@@ -44,16 +44,11 @@ def rule(func: OpOverload) -> bool | None:
     name = schema_of(func).name.removeprefix("aten::").removesuffix("_")
     if name in _NO_SHARING:
         return True
-    return False if name in _PLACE_BY_PLACE or torch.Tag.pointwise in func.tags else None
+    return False if name in _BY_POSITION or torch.Tag.pointwise in func.tags else None
 
 
 def check_overlap(target: Any, operands: Iterable[Any], nothing: bool) -> None:
     """Refuse operands that share memory with a tensor that is written to.
-
-    Args:
-        target: the tensor written to.
-        operands: tensors of the device.
-        nothing: also reject an operand that is the same elements.
 
     Raises:
         RuntimeError: one does.

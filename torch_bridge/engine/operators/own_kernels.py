@@ -1,4 +1,4 @@
-"""Operators that bring their own kernel: a user's `torch.library` operators, and some of torch's.
+"""Operators with a kernel of their own: a user's `torch.library` operators, and some of torch's.
 
 Where an operator has neither a JAX lowering nor a decomposition, but a kernel written in terms of
 other operators, that kernel is run on the `jax` tensors, and what it calls is recorded.
@@ -55,11 +55,11 @@ def find(op: OpOverload) -> Callable[..., Any] | None:
     return handler
 
 
-def _returned(op: OpOverload, got: Any) -> Any:
+def _returned(op: OpOverload, outputs: Any) -> Any:
     """Results that a kernel left on the CPU, brought back to the device and counted."""
-    leaves, structure = pytree.tree_flatten(got)
+    leaves, structure = pytree.tree_flatten(outputs)
     if not any(_elsewhere(leaf) for leaf in leaves):
-        return got
+        return outputs
     metrics.count("fallbacks")
     metrics.count(f"fallbacks.{op.name()}")
     moved = [leaf.to("jax") if _elsewhere(leaf) else leaf for leaf in leaves]

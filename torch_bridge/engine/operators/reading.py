@@ -56,9 +56,10 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     check_readable(array, tensor)
     if not array.is_fully_addressable and not _has_all_shards(array):
         raise RuntimeError(
-            f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
-            "read as a whole; in every process, gather it first with isoshard.full(tensor) or "
-            "tensor.full_tensor(), or read this process's pieces: isoshard.local_shards(tensor)"
+            f"a tensor of shape {tuple(tensor.shape)} has shards in other processes, so that this "
+            "one cannot read all of it; in every process, gather it first with "
+            "isoshard.full(tensor) or tensor.full_tensor(), or read this process's shards: "
+            "isoshard.local_shards(tensor)"
         )
     started = time.perf_counter()
     host = np.array(array, copy=True) if uneven is None else without_padding(uneven)

@@ -53,5 +53,5 @@ def fill(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def filled(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler of one of the `FACTORIES` whose result holds `content`."""
+    """A handler of one of the `FACTORIES` whose result is filled with `content`."""
     return lambda args, kwargs: fill(handler(args, kwargs))

@@ -147,7 +147,7 @@ _OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
 
 
 def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
-    known: Recent[Any, Any] = Recent(CALLS, "engine: views by operator")
+    recent: Recent[Any, Any] = Recent(CALLS, "engine: views by operator")
     result = str(schema_of(func).returns[0].type)
     many = "[]" in result or "List" in result
     dispatch.only_recorded(func)
@@ -158,12 +158,12 @@ def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -
         key = (tensor._aval, tensor._chain, *rest)
         if kwargs:
             key = (*key, _hashable(tuple(kwargs.items())))
-        result = known.get(key)
+        result = recent.get(key)
         if result is None:
-            result = known.again(key)
+            result = recent.again(key)
         if result is None:
             try:
-                result = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
+                result = recent[key] = _prepare(func, ops_of, tensor, args, kwargs)
             except RuntimeError as error:
                 if "self.stride(" in str(error):  # torch looks at the offset first
                     _check_start(tensor, args[1].itemsize, args[1])
@@ -191,7 +191,7 @@ def _check_start(tensor: lazy_tensor.LazyTensor, width: int, dtype: torch.dtype)
 
 
 def _hashable(value: Any) -> Any:
-    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+    return tuple(_hashable(entry) for entry in value) if isinstance(value, list | tuple) else value
 
 
 def _prepare(
@@ -202,8 +202,8 @@ def _prepare(
     kwargs: dict[str, Any],
 ) -> list[tuple[Aval, Chain, int, int]]:
     meta = tensor._aval.meta
-    got = func(meta.tensor(), *args[1:], **kwargs)
-    outs = list(got) if isinstance(got, list | tuple) else [got]
+    outputs = func(meta.tensor(), *args[1:], **kwargs)
+    outs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
     metas = [Meta.of(out) for out in outs]
     result = []
     for ops, out, real in zip(
@@ -277,7 +277,7 @@ def _same_width(aval: Aval, other: Aval) -> bool:
 
 
 def _as_wide(aval: Aval, other: Aval) -> bool:
-    """Whether JAX's buffers hold elements of both dtypes as wide as torch's memory does."""
+    """Whether JAX stores elements of both dtypes as wide as torch does."""
     return all(aval.meta.dtype.itemsize == aval.physical.itemsize for aval in (aval, other))
 
 
@@ -292,7 +292,7 @@ _IN_PLACE = {
 }
 
 
-def _in_place(view: Any) -> Any:
+def _in_place_handler(view: Any) -> Any:
     """Operators such as `t_` change how a tensor views its memory."""
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -306,11 +306,11 @@ def _copied(view: Any) -> Any:
     """Operators such as `slice_copy`: what a view shows, in memory of its own."""
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        got = view(args, kwargs)
+        outputs = view(args, kwargs)
         clone, form = torch.ops.aten.clone.default, torch.contiguous_format
-        if isinstance(got, list):
-            return [clone(view, memory_format=form) for view in got]
-        return clone(got, memory_format=form)
+        if isinstance(outputs, list):
+            return [clone(view, memory_format=form) for view in outputs]
+        return clone(outputs, memory_format=form)
 
     return handler
 
@@ -357,7 +357,9 @@ def register() -> None:
         copying = f"{packet}_copy.{overload}" if overload else f"{packet}_copy"
         dispatch.SPECIAL[copying] = _copied(dispatch.SPECIAL[name])
     for name in _IN_PLACE:
-        dispatch.SPECIAL[f"aten::{name}"] = _in_place(dispatch.SPECIAL[f"aten::{_IN_PLACE[name]}"])
+        dispatch.SPECIAL[f"aten::{name}"] = _in_place_handler(
+            dispatch.SPECIAL[f"aten::{_IN_PLACE[name]}"]
+        )
 
 
 with optional():

@@ -27,21 +27,21 @@ from .recorder import recorder
 MOST = 128
 """Checks that wait for a read; beyond, those whose program has run are looked at in any case."""
 
-Fault = Callable[[int], Exception | None]
-"""What is wrong with a number: None if nothing is."""
+CountCheck = Callable[[int], Exception | None]
+"""The error of a number that was computed; None if it is as expected."""
 
 
 class _Waiting(threading.local):
     """The checks of this thread, in the order of its operations."""
 
     def __init__(self) -> None:
-        self.checks: list[tuple[lazy_tensor.LazyTensor, Fault]] = []
+        self.checks: list[tuple[lazy_tensor.LazyTensor, CountCheck]] = []
 
 
 _WAITING = _Waiting()
 
 
-def check(count: lazy_tensor.LazyTensor, fault: Fault) -> None:
+def check(count: lazy_tensor.LazyTensor, error_of: CountCheck) -> None:
     """Check a number when the program has run that computes it; in each replay of a captured step.
 
     Raises:
@@ -49,14 +49,14 @@ def check(count: lazy_tensor.LazyTensor, fault: Fault) -> None:
     """
     current = recorder()
     if current.capture is not None:
-        current.capture.deferred.append((count, fault))
+        current.capture.deferred.append((count, error_of))
     else:
-        defer(count, fault)
+        defer(count, error_of)
 
 
-def defer(count: lazy_tensor.LazyTensor, fault: Fault) -> None:
+def defer(count: lazy_tensor.LazyTensor, error_of: CountCheck) -> None:
     """As `check`, where no step is being captured."""
-    _WAITING.checks.append((count, fault))
+    _WAITING.checks.append((count, error_of))
     if len(_WAITING.checks) > MOST:
         raise_failed()
 
@@ -71,15 +71,15 @@ def raise_failed() -> None:
     if not waiting:
         return
     _WAITING.checks = []
-    for index, (count, fault) in enumerate(waiting):
+    for index, (count, error_of) in enumerate(waiting):
         value = count._storage.value
         if value.array is None:
             if value.tape is not None and not value.tape.failed:
-                _WAITING.checks.append((count, fault))
+                _WAITING.checks.append((count, error_of))
             continue
         shards = value.array.addressable_shards  # none in a process that has no part in it
         if shards and not shards[0].data.is_ready():  # of a later program than the one just read
-            _WAITING.checks.append((count, fault))
-        elif shards and (error := fault(int(np.asarray(shards[0].data)))) is not None:
+            _WAITING.checks.append((count, error_of))
+        elif shards and (error := error_of(int(np.asarray(shards[0].data)))) is not None:
             _WAITING.checks += waiting[index + 1 :]
             raise error

@@ -1,6 +1,6 @@
 """The bare lazy tensor: what the engine needs of a torch tensor on the `jax` device.
 
-Users meet its subclass `XLAShardedTensor`; the engine makes tensors of whichever class was set with
+Users see its subclass `XLAShardedTensor`; the engine creates tensors of the class that was set by
 `use_class`.
 """
 
@@ -30,7 +30,7 @@ from .tensor_changes import TrackedTensor, namespace
 
 
 class LazyTensor(TrackedTensor):
-    """A view of a storage whose value JAX holds or will compute.
+    """A view of a storage whose value JAX stores or will compute.
 
     Attributes:
         _storage: the memory.
@@ -101,7 +101,7 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
 def view_of(tensor: LazyTensor, aval: Aval, chain: Chain, offset: int) -> LazyTensor:
     """A tensor that shares the storage of `tensor`.
 
-    In inference mode torch wants a view of an ordinary tensor to be an ordinary tensor.
+    In inference mode torch requires a view of an ordinary tensor to be an ordinary tensor.
     """
     if torch.is_inference_mode_enabled() and not tensor.is_inference():
         with torch.inference_mode(False):
@@ -130,13 +130,7 @@ def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
 def note_operand(
     value: Value, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Let a captured step take this value from a CPU tensor in every replay.
-
-    Args:
-        value: what it is on the device.
-        tensor: the tensor on the CPU.
-        change: what was done to it before it went to the device.
-    """
+    """Let a captured step take this value from a CPU tensor in every replay."""
     capture = recorder().capture
     if capture is not None:
         capture.operand(value, tensor, change)

@@ -60,7 +60,7 @@ class MemoryLog:
         return first
 
     def refuse_others(self) -> None:
-        """Raise for another thread that wants a value of the step.
+        """Raise for another thread that reads a value of the step.
 
         Raises:
             CaptureError: it is another thread.
@@ -77,11 +77,11 @@ class MemoryLog:
         return [
             storage
             for storage, first in self.storages.values()
-            if not self._is_mine(storage, first)
+            if not self._is_undisturbed(storage, first)
         ]
 
-    def _is_mine(self, storage: Storage, first: Value) -> bool:
-        """Whether memory holds what the step found there, or what it wrote."""
+    def _is_undisturbed(self, storage: Storage, first: Value) -> bool:
+        """Whether a storage has the value from before the step, or one that the step wrote."""
         last = self._last.get(id(storage))
         return visible(storage) is (first if last is None else last())
 

@@ -28,7 +28,7 @@ import numpy as np
 from .recorder import Recorder, recorder
 
 Word = tuple[int, int, int]
-"""Low and high half of a seed, and a counter: what a key is made of."""
+"""Low and high half of a seed, and a counter: the input of a key."""
 
 _LOW = 0xFFFFFFFF
 _SEEDINGS = itertools.count(1)
@@ -43,7 +43,7 @@ class RandomState:
         seed: 64 bits.
         counter: how many keys were taken.
         seeding: another number after each `manual_seed`.
-        born: what `seeding` was at first.
+        first_seeding: what `seeding` was at first.
     """
 
     seed: int = 0
@@ -52,7 +52,7 @@ class RandomState:
 
     def __post_init__(self) -> None:
         """Remember when it was made."""
-        self.born = self.seeding
+        self.first_seeding = self.seeding
 
     def word(self, offset: int = 0) -> Word:
         """The key `offset` places from here."""
@@ -66,7 +66,7 @@ class RandomState:
         """Seed and counter as 16 bytes."""
         mark = recorder().mark
         if mark is not None:
-            mark.known[self, self.seed, self.counter] = self.seeding
+            mark.seedings[self, self.seed, self.counter] = self.seeding
         return self.seed.to_bytes(8, "little") + self.counter.to_bytes(8, "little")
 
     def from_bytes(self, raw: bytes) -> None:
@@ -74,20 +74,20 @@ class RandomState:
         seed = int.from_bytes(raw[:8], "little")
         counter = int.from_bytes(raw[8:16], "little")
         mark = recorder().mark
-        state = None if mark is None else mark.known.get((self, seed, counter))
+        state = None if mark is None else mark.seedings.get((self, seed, counter))
         self._go_to(seed, counter, next(_SEEDINGS) if state is None else state)
 
     def _go_to(self, seed: int, counter: int, seeding: int) -> None:
         mark = recorder().mark
         with _MOVING:
             if mark is not None:
-                mark.meet(self)
+                mark.record_start(self)
             self.seed, self.counter, self.seeding = seed, counter, seeding
             if mark is not None:
-                mark.leave(self)
+                mark.record_end(self)
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def position(self) -> tuple[int, int, int]:
         """Seed, counter and seeding."""
         return (self.seed, self.counter, self.seeding)
 
@@ -102,10 +102,10 @@ def take(current: Recorder) -> Word:
     with _MOVING:
         word = state.word()
         if mark is not None:
-            mark.note(state, word)
+            mark.record_key(state, word)
         state.counter += 1
         if mark is not None:
-            mark.leave(state)
+            mark.record_end(state)
     return word
 
 
@@ -154,13 +154,13 @@ class DrawnKeys:
     put back, so that no key is taken twice.
 
     Attributes:
-        known: the seeding of states that were read inside: putting such a state back
+        seedings: the seeding of states that were read inside: putting such a state back
             (`fork_rng`, `torch.utils.checkpoint`) is no new seeding.
     """
 
     def __init__(self) -> None:
         """Nothing noted yet."""
-        self.known: dict[tuple[RandomState, int, int], int] = {}
+        self.seedings: dict[tuple[RandomState, int, int], int] = {}
         self._begun = next(_SEEDINGS)
         self._starts: dict[RandomState, tuple[int, int, int]] = {}
         self._ends: dict[RandomState, tuple[int, int, int]] = {}
@@ -175,18 +175,18 @@ class DrawnKeys:
         """End."""
         recorder().mark = self._around
 
-    def meet(self, state: RandomState) -> None:
+    def record_start(self, state: RandomState) -> None:
         """A state is about to move; one that was made inside is seeded in each run."""
-        if state.born < self._begun:
-            self._starts.setdefault(state, state.place)
+        if state.first_seeding < self._begun:
+            self._starts.setdefault(state, state.position)
 
-    def leave(self, state: RandomState) -> None:
+    def record_end(self, state: RandomState) -> None:
         """A state has moved."""
-        self._ends[state] = state.place
+        self._ends[state] = state.position
 
-    def note(self, state: RandomState, word: Word) -> None:
+    def record_key(self, state: RandomState, word: Word) -> None:
         """A key is about to be taken."""
-        self.meet(state)
+        self.record_start(state)
         _, counter, seeding = self._starts.get(state, (0, 0, None))
         relative = seeding == state.seeding
         self._words.append((state, state.counter - counter) if relative else word)
@@ -206,7 +206,7 @@ class DrawnKeys:
         """Put the states back to where they stood."""
         with _MOVING:
             for state, start in self._starts.items():
-                if state.place == self._ends[state]:
+                if state.position == self._ends[state]:
                     state.seed, state.counter, state.seeding = start
 
 

@@ -4,7 +4,7 @@ A recipe's number is part of every compile key, so no two recipes ever have one 
 threads make them, and none gets the number of one that is gone.
 
 A program whose shapes, slices or constants never end must not fill the memory, so a recipe lives
-only as long as somebody holds it:
+only as long as it has a reference:
 
 - the signature of a call, of which each operator keeps the `bounded.CALLS` used last;
 - a view chain, as long as a tensor, a chain that goes on from it, or one of the `bounded.CALLS`
@@ -17,7 +17,7 @@ and so the program is. `Aval`s and chains are interned weakly: while one is aliv
 one.
 
 >>> double = Recipe("double", lambda inputs, _scalars, _key: [2 * inputs[0]], 1)
->>> RECIPES[double.number] is double
+>>> RECIPES[double.id] is double
 True
 """
 
@@ -38,28 +38,28 @@ class Recipe:
     """What one kind of tape entry computes.
 
     Attributes:
-        number: its place in `RECIPES`, the part of a compile key.
+        id: its place in `RECIPES`, the part of a compile key.
         name: for error messages and reports.
         run: `(inputs, scalars, key) -> list of arrays`, pure JAX.
         count: how many results it has.
         random: whether it draws random numbers.
         lifted: how many lifted floats it takes.
         detail: what program optimisations may read (an operator, or a view chain).
-        found_by: what leads to this recipe, kept alive by it; see `Interned`.
+        call: what leads to this recipe, kept alive by it; see `Interned`.
         check: rejects lifted floats, at each call; None where any is accepted.
         line: of the user code that needed it first.
     """
 
     __slots__ = (
         "__weakref__",
+        "call",
         "check",
         "count",
         "detail",
-        "found_by",
+        "id",
         "lifted",
         "line",
         "name",
-        "number",
         "random",
         "run",
     )
@@ -81,12 +81,12 @@ class Recipe:
         self.random = random
         self.lifted = lifted
         self.detail = detail
-        self.found_by: Any = None
+        self.call: Any = None
         self.check: Check | None = None
         self.line = metrics.user_location()
-        self.number = next(_NUMBERS)
-        RECIPES[self.number] = self
+        self.id = next(_IDS)
+        RECIPES[self.id] = self
 
 
 RECIPES: weakref.WeakValueDictionary[int, Recipe] = weakref.WeakValueDictionary()
-_NUMBERS = itertools.count()
+_IDS = itertools.count()

@@ -89,7 +89,7 @@ class Recorder:
         return layout
 
     def refuse(self, what: str) -> None:
-        """Refuse what a captured step could not be given in a replay.
+        """Raise for a value that a replay of a captured step could not get.
 
         Raises:
             CaptureError: a step is being captured here.
@@ -215,7 +215,7 @@ def execute(tape: Recorder, only: Value | None = None) -> None:
 
 
 def materialize(values: Sequence[Value]) -> None:
-    """Make sure that every value has an array, executing the tapes that hold them."""
+    """Compute the array of every value, by executing their tapes."""
     for value in values:
         tape = value.tape  # another thread may execute it now: it sets the array, then the tape
         if value.array is None and tape is not None and tape.refusal is not None:

@@ -21,39 +21,39 @@ class Region:
 
     Attributes:
         name: for error messages and the report of compilations.
-        one_program: nothing may be executed before the region ends.
-        most: how many different programs it may record in all its runs; None for any number.
-        known: hashes of those it has recorded.
+        full_graph: nothing may be executed before the region ends.
+        max_programs: how many different programs all its runs may record; None for any number.
+        programs: hashes of those that it has recorded.
     """
 
     name: str
-    one_program: bool = False
-    most: int | None = None
-    known: set[int] = dataclasses.field(default_factory=set)
+    full_graph: bool = False
+    max_programs: int | None = None
+    programs: set[int] = dataclasses.field(default_factory=set)
 
     def check(self, tape: Any, *, ended: bool) -> None:
-        """Refuse a tape that is executed.
+        """Check that a tape may be executed.
 
         Raises:
             RuntimeError: the region does not allow it.
         """
-        if self.one_program and not ended:
+        if self.full_graph and not ended:
             raise RuntimeError(
                 f"{metrics.user_location()}: {self.name} was to be one program (full_graph=True), "
                 "but the value of a tensor is needed before it ends. Return the tensor and read it "
-                "afterwards (for a Python branch use torch.where), or leave full_graph away."
+                "afterwards (for a Python branch use torch.where), or leave full_graph out."
             )
-        if self.most is None:
+        if self.max_programs is None:
             return
         digest = hash(tuple(tape.program))
-        if digest not in self.known and len(self.known) >= self.most:
+        if digest not in self.programs and len(self.programs) >= self.max_programs:
             raise RuntimeError(
                 f"{metrics.user_location()}: {self.name} records another program, and "
-                f"max_different_graphs={self.most} were recorded before. New shapes, static "
-                "arguments and Python branches make new programs: pad inputs to a few sizes, give "
-                "what changes as a tensor, or allow more."
+                f"max_different_graphs={self.max_programs} were recorded before. New shapes, "
+                "static arguments and Python branches make new programs: pad inputs to a few "
+                "sizes, pass what changes as a tensor, or allow more."
             )
-        self.known.add(digest)
+        self.programs.add(digest)
 
 
 class inside:

@@ -61,18 +61,18 @@ class Tape(Recorder):
         recipes: its recipes by id.
         done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
-        fault: what the first of its operations that failed has raised; see `failed_ops`.
-        home: the devices of the mesh that its inputs are on, in order; empty while none is.
-        lock: held while an entry is added, and while it is decided what is computed.
+        error: what the first of its operations that failed has raised; see `failed_ops`.
+        devices: the devices of the mesh that its inputs are on, in order; empty while none is.
+        lock: locked while an entry is added, and while it is decided what is computed.
     """
 
     __slots__ = (
-        "_known",
+        "_index_of",
         "_views",
+        "devices",
         "done",
+        "error",
         "failed",
-        "fault",
-        "home",
         "leaves",
         "lock",
         "marks",
@@ -95,18 +95,18 @@ class Tape(Recorder):
         self.words: list[random_state.Word] = []
         self.done = False
         self.failed = False
-        self.fault: Exception | None = None
-        self.home: tuple[Device, ...] = ()
+        self.error: Exception | None = None
+        self.devices: tuple[Device, ...] = ()
         self.lock = threading.RLock()
-        self._known: dict[Taken | None, int] = {}
+        self._index_of: dict[Taken | None, int] = {}
         self._views: dict[tuple[int, Any], tuple[int, int]] = {}
 
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation and return its (recorded) results."""
-        index_of, slots = self._known, self.slots
-        entry = [recipe.number]
+        index_of, slots = self._index_of, self.slots
+        entry = [recipe.id]
         self.lock.acquire()  # half the price of `with`, and this is the hottest line
         try:
             ended = self.done or len(self.program) > LIMIT
@@ -153,7 +153,7 @@ class Tape(Recorder):
                 if isinstance(taken, Taken):
                     taken.let_go(self)
         slots.clear()
-        self._known.clear()
+        self._index_of.clear()
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         """Nothing recorded here will be read any more."""
@@ -168,7 +168,7 @@ class Tape(Recorder):
     def inputs(self) -> list[Value | Taken]:
         """What it takes from outside, in order."""
         inputs = [self.slots[slot] for slot in self.leaves]
-        return [taken.holder() for taken in inputs if isinstance(taken, Taken)]
+        return [taken.value_or_self() for taken in inputs if isinstance(taken, Taken)]
 
     def layouts(self) -> set[int]:
         """The layouts of its inputs, and those that its constraints request."""
@@ -194,17 +194,17 @@ class Tape(Recorder):
     def joins(self, layout: int) -> bool:
         """Whether a layout is over the devices of this tape; the first one decides."""
         devices = layouts.devices(layout)
-        if len(devices) < 2 or devices == self.home:
+        if len(devices) < 2 or devices == self.devices:
             return True
-        if not self.home:
-            self.home = devices
+        if not self.devices:
+            self.devices = devices
             return True
         return False
 
     def _slot(self, value: Value) -> int | None:
         if value.tape is self:
             return value.slot
-        return None if value.taken is None else self._known.get(value.taken)
+        return None if value.taken is None else self._index_of.get(value.taken)
 
     def _revived(self, slot: int, layout: int) -> Value:
         """The value of a slot, made again if it is dead."""
@@ -221,7 +221,7 @@ class Tape(Recorder):
         """Make a value with an array an input."""
         taken = value.as_taken()
         taken.take(self, value)
-        slot = self._known[taken] = len(self.slots)
+        slot = self._index_of[taken] = len(self.slots)
         self.leaves.append(slot)
         self.slots.append(taken)
         self.program.append((value.array.shape, value.array.dtype))
@@ -255,7 +255,7 @@ class Tape(Recorder):
             inputs = unified(recipe.name, inputs)
         elif self.capture is not None:
             others = [layouts.devices(input_.layout) for input_ in inputs if input_.layout >= 0]
-            raise differently_numbered(recipe.name, [*dict.fromkeys([self.home, *others])])
+            raise differently_numbered(recipe.name, [*dict.fromkeys([self.devices, *others])])
         execute(self)
         return recorder().record(recipe, inputs, scalars)
 

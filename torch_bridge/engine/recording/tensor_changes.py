@@ -33,13 +33,13 @@ class _Changes:
 
     Attributes:
         last: another object whenever a tensor may have been changed.
-        tables: another object whenever a tensor was given a table of hooks, or another `__dict__`.
+        tables: another object whenever a tensor gets a table of hooks, or another `__dict__`.
     """
 
     def __init__(self):
         self.last = self.tables = object()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """A tensor may have been changed."""
         self.last = object()
 
@@ -54,24 +54,24 @@ namespace = _NAMESPACE.__get__
 
 
 class TrackedTensor(torch.Tensor):
-    """A tensor that says when it is changed."""
+    """A tensor that reports changes of its attributes."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute."""
         _set(self, name, value)
-        changes.tell()
+        changes.notify()
         if name in _TABLES:
             changes.tables = changes.last
 
     def __delattr__(self, name: str) -> None:
         """Delete an attribute."""
         _delete(self, name)
-        changes.tell()
+        changes.notify()
 
     @property
     def __dict__(self) -> dict[str, Any]:
         """What Python keeps of the tensor; the caller may change it."""
-        changes.tell()
+        changes.notify()
         return namespace(self)
 
     @__dict__.setter
@@ -81,19 +81,19 @@ class TrackedTensor(torch.Tensor):
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """As torch's."""
         super().requires_grad_(requires_grad)
-        changes.tell()
+        changes.notify()
         return self
 
     def detach_(self) -> Any:
         """As torch's."""
         super().detach_()
-        changes.tell()
+        changes.notify()
         return self
 
     def retain_grad(self) -> None:
         """As torch's."""
         super().retain_grad()
-        changes.tell()
+        changes.notify()
 
 
 _TABLES = frozenset({*HOOK_FIELDS, "__dict__"})

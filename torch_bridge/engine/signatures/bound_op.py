@@ -36,8 +36,8 @@ from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leav
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.argument_forms import as_scalar, cast, wide_dtype
 
-from .moved_dtypes import check_moved_only
-from .number_range import in_range
+from .checks import check_moved_only
+from .number_range import FACTORS, in_range
 from .shape_inference import missing
 
 
@@ -61,8 +61,6 @@ Decomposition = Callable[..., Any]
 _PLACEMENT = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"}
 )
-# Number arguments that scale a term and take no part in type promotion.
-_FACTORS = frozenset({"alpha", "beta", "value"})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +76,7 @@ class BoundOp:
         ins: one meta per tensor argument.
         images: the same with channels last, for operators on images.
         plain: every argument is a tensor; the others are as the operator has them by default.
-        args: as given, with `Slot` for tensors and `Lift` for lifted floats.
+        args: those of the call, with `Slot` for tensors and `Lift` for lifted floats.
         kwargs: likewise.
     """
 
@@ -100,8 +98,8 @@ class BoundOp:
         key: jax.Array | None = None,
     ) -> list[jax.Array | None]:
         """Compute the results, then the new values of written arguments, in physical dtypes."""
-        got = self.run(inputs, scalars, key)
-        flat = list(got) if isinstance(got, tuple | list) else [got]
+        outputs = self.run(inputs, scalars, key)
+        flat = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
         want = [*self.outs, *(self.ins[index] for index in self.written)]
         if len(flat) != len(want):
             raise TypeError(
@@ -156,8 +154,8 @@ def build_call(
             outs[0].dtype
         )  # torch's default dtype, where none is given
     dtype = _promotion(lowering, op, args, kwargs, metas)
-    met = [physical_dtype(meta.dtype) for meta in (*metas, *outs) if meta is not None]
-    wide = any(map(is_wide, met if dtype is None else (*met, dtype)))
+    dtypes = [physical_dtype(meta.dtype) for meta in (*metas, *outs) if meta is not None]
+    wide = any(map(is_wide, dtypes if dtype is None else (*dtypes, dtype)))
     run = _bind(lowering, op, args, kwargs, dtype, wide)
     images = _images(lowering, op, args, kwargs, dtype, wide)
     draws = _draws(lowering, op, args, kwargs)
@@ -165,14 +163,14 @@ def build_call(
 
 
 def _leaves(values: list[Any]) -> list[Any]:
-    """Arguments, or their new values, with lists of tensors taken apart."""
+    """Arguments, or their new values, with lists of tensors flattened."""
     return [leaf for value in values for leaf in (value if type(value) is list else [value])]
 
 
 def _steer(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Drop placement arguments, given by name or by position, and translate dtypes."""
+    """Drop placement arguments, passed by name or by position, and translate dtypes."""
     names = [argument.name for argument in schema_of(op).arguments]
     steered = tuple(
         None if name in _PLACEMENT else map_leaves(_dtype, arg)
@@ -197,7 +195,7 @@ def _written(
 ) -> tuple[int, ...]:
     named = dict(_named(op, args, kwargs))
     slots = _leaves([named.get(name) for name in lowering.writes])
-    return tuple(slot.number for slot in slots if isinstance(slot, Slot))
+    return tuple(slot.index for slot in slots if isinstance(slot, Slot))
 
 
 def _draws(
@@ -225,10 +223,10 @@ def _promotion(
             arg if isinstance(arg, list | tuple) and not isinstance(arg, Slot | Lift) else [arg]
         ):
             if isinstance(leaf, Slot):
-                operands.append(metas[leaf.number].tensor())
-            elif name not in _FACTORS and isinstance(leaf, Lift):
+                operands.append(metas[leaf.index].tensor())
+            elif name not in FACTORS and isinstance(leaf, Lift):
                 operands.append(1.0)
-            elif name not in _FACTORS and isinstance(leaf, bool | int | float | complex):
+            elif name not in FACTORS and isinstance(leaf, bool | int | float | complex):
                 operands.append(leaf)
     kind = KIND.INT_TO_FLOAT if lowering.promote == "float" else KIND.DEFAULT
     dtype = physical_dtype(elementwise_dtypes(*operands, type_promotion_kind=kind)[1])
@@ -284,8 +282,8 @@ def _bind(
     ) -> Any:
         def value_of(leaf: Any) -> Any:
             if isinstance(leaf, Slot):
-                return inputs[leaf.number]
-            return scalars[leaf.number].astype(lifted) if isinstance(leaf, Lift) else leaf
+                return inputs[leaf.index]
+            return scalars[leaf.index].astype(lifted) if isinstance(leaf, Lift) else leaf
 
         def lift(leaf: Any) -> Any:
             if not is_operand(leaf):
@@ -303,8 +301,8 @@ def _bind(
             }
             if lowering.random:
                 real.insert(0, key)
-            got = lowering.function(*real, **named)
-        return _drop_unwritten(got, lowering, op, args, kwargs)
+            outputs = lowering.function(*real, **named)
+        return _drop_unwritten(outputs, lowering, op, args, kwargs)
 
     return run
 
@@ -323,7 +321,7 @@ def _images(
     replaced = dataclasses.replace(lowering, function=variant.function)
     run = _bind(replaced, op, args, kwargs, dtype, wide)
     named = _named(op, args, kwargs)
-    slots = {arg.number for name, arg in named if name in variant.images}
+    slots = {arg.index for name, arg in named if name in variant.images}
     return ImagesOp(run, frozenset(slots), variant.results)
 
 
@@ -331,7 +329,7 @@ _NUMBERS = frozenset({"number", "Optional[number]", "Scalar", "Optional[Scalar]"
 
 
 def _drop_unwritten(
-    got: Any,
+    outputs: Any,
     lowering: registry.Lowering,
     op: OpOverload,
     args: tuple[Any, ...],
@@ -339,11 +337,11 @@ def _drop_unwritten(
 ) -> Any:
     """Leave out the new values of written arguments that were None in this call."""
     if not lowering.writes:
-        return got
+        return outputs
     named = dict(_named(op, args, kwargs))
     written = [named.get(name) for name in lowering.writes]
-    results = got[: len(got) - len(written)]
-    slots, fresh = _leaves(written), _leaves(list(got[len(results) :]))
+    results = outputs[: len(outputs) - len(written)]
+    slots, fresh = _leaves(written), _leaves(list(outputs[len(results) :]))
     new_values = [value for value, slot in zip(fresh, slots, strict=True) if isinstance(slot, Slot)]
     return (*results, *new_values)
 

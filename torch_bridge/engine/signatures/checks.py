@@ -1,6 +1,6 @@
 """What torch's kernels reject, but its shape functions let pass.
 
-The engine asks torch for the shapes of a result by running the operator on `meta` tensors, and
+The engine infers the shapes of a result by running the operator on `meta` tensors, and
 torch checks most arguments there. Other checks are in the CPU and CUDA kernels only, and are made
 here, so that the line at fault raises, with torch's words: by the CPU kernel (`cpu_validation`), or
 in `index_checks`, `layer_checks` and `shape_checks`.
@@ -13,11 +13,14 @@ RuntimeError: std and var only support floating point and complex dtypes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge.common.dtypes import BYTES
+from isoshard.torch_bridge.engine.values.metas import Meta
 
 from . import index_checks, layer_checks, shape_checks
 from .cpu_validation import plain_name, validate
@@ -119,3 +122,47 @@ _CHECKS = {
     **dict.fromkeys(("randint", "randint_like"), (_check_integers_drawn,)),
     **dict.fromkeys(("rand_like", "randn_like"), (_check_floats_drawn,)),
 }
+
+
+_MOVES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "clone", "copy", "_to_copy", "lift_fresh_copy", "alias_copy", "detach_copy", "_unsafe_view",
+        "_reshape_copy", "view_copy", "as_strided_copy", "cat", "stack", "flip", "roll", "repeat",
+        "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "zeros",
+        "zeros_like", "new_zeros", "zero", "index", "index_select", "slice_scatter",
+        "select_scatter", "as_strided_scatter", "index_put",
+    )
+)  # fmt: skip
+"""Operators that move elements, whatever they mean."""
+
+_CASTS = frozenset({"aten::_to_copy", "aten::copy"})
+
+
+def check_moved_only(op: OpOverload, metas: Sequence[Meta | None]) -> None:
+    """Reject computing with packed floats of four bits, as CPUs do: the device stores their bytes.
+
+    Example:
+        >>> x = torch.zeros(4, dtype=torch.uint8, device="jax").view(torch.float4_e2m1fn_x2)
+        >>> x[1:].view(torch.uint8).tolist()
+        [0, 0, 0]
+        >>> x + x  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        NotImplementedError: "add.Tensor" is not implemented for torch.float4_e2m1fn_x2: such ...
+
+    Raises:
+        NotImplementedError: it does more than move elements of such a dtype.
+    """
+    kinds = {meta.dtype for meta in metas if meta is not None}
+    packed = kinds & BYTES
+    if not packed:
+        return
+    name = op.name()
+    mixed = any(kind.is_floating_point or name in _CASTS for kind in kinds - packed)
+    if mixed or name.partition(".")[0] not in _MOVES:
+        raise NotImplementedError(
+            f'"{name.removeprefix("aten::")}" is not implemented for {next(iter(packed))}: such '
+            "tensors are moved, joined, indexed, viewed as torch.uint8 and saved. To compute, "
+            "unpack the bytes of .view(torch.uint8), or convert on the CPU"
+        )

@@ -33,7 +33,7 @@ from isoshard.torch_bridge.engine.values.metas import map_leaves
 from .shape_checks import SPELLED
 
 _SMALL = 4
-"""Sizes up to this one are kept: kernels may ask for 0, 1, 2, 3 or 4 elements along an axis."""
+"""Sizes up to this one are kept: kernels may require 0, 1, 2, 3 or 4 elements along an axis."""
 
 _MOST = 2**28
 """Elements at most of a call that is repeated in its actual sizes."""
@@ -67,11 +67,11 @@ def validate(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     if error is not None:
         message = _KERNEL_NAME.sub(f'"{name}"', str(error))  # not the name of its loop in C++
         if message.endswith("without overflow"):
-            message += f": {op}, {_numbers(op, args, kwargs)}"
+            message += f": {op}, {_number_arguments(op, args, kwargs)}"
         raise type(error)(message)
 
 
-def _numbers(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _number_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     names = [argument.name for argument in schema_of(op).arguments]
     named = (*zip(names, args, strict=False), *kwargs.items())
     return ", ".join(f"{key}={arg}" for key, arg in named if type(arg) in (int, float, complex))
@@ -117,18 +117,13 @@ def _sized_error(
     """The error with sizes replaced, and dtypes where only the CPU rejects them."""
     error = _run(op, args, kwargs, sizes, lambda dtype: dtype)
     if error is not None and _HALVES.search(str(error)):
-        return _run(
-            op, args, kwargs, sizes, lambda dtype: torch.float32 if _is_half(dtype) else dtype
-        )
+        halves = (torch.float16, torch.bfloat16)
+        return _run(op, args, kwargs, sizes, lambda d: torch.float32 if d in halves else d)
     if error is not None and plain_name(op) in _INT32_TARGETS:
         return _run(
             op, args, kwargs, sizes, lambda dtype: torch.int64 if dtype == torch.int32 else dtype
         )
     return error
-
-
-def _is_half(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float16, torch.bfloat16)
 
 
 def _run(

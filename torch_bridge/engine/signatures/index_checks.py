@@ -1,4 +1,4 @@
-"""What torch's kernels reject in `x[indices]`, from shapes and dtypes alone.
+"""Checks of `x[indices]` by torch's kernels, from shapes and dtypes alone.
 
 Its shape functions let most of this pass, so an error would come when values are computed, in the
 read of another tensor.

@@ -43,7 +43,7 @@ _UNSUPPORTED: dict[str, frozenset[torch.dtype]] = {
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_legit"), _INTEGRAL | _COMPLEX),
     **dict.fromkeys(("batch_norm_with_update", "batch_norm_no_update"), _INTEGRAL | _COMPLEX),
     **dict.fromkeys(("native_group_norm", "ctc_loss", "segment_reduce"), _INTEGRAL | _COMPLEX),
-    "histc": _BOOL | _COMPLEX,  # GPUs count integers, which models ask them to
+    "histc": _BOOL | _COMPLEX,  # GPUs count integers, and models rely on it
     **dict.fromkeys([f"reflection_pad{n}d" for n in (1, 2, 3)], _BOOL),
     **dict.fromkeys([f"replication_pad{n}d" for n in (1, 2, 3)], _BOOL),
     **dict.fromkeys(("cholesky", "cholesky_inverse", "cholesky_solve"), _INTEGRAL | _HALVES),
@@ -68,7 +68,7 @@ _TAKES_EMPTY = frozenset(
 
 
 def check_dtype(name: str, named: Arguments) -> None:
-    """Reject a dtype of the first tensor that the kernel of an operator does not know."""
+    """Reject a dtype of the first tensor that the kernel of an operator does not support."""
     if name in _TAKES_EMPTY and not all(tensor.numel() for tensor in tensors_of(named)):
         return
     dtype = first_tensor(named).dtype
@@ -108,7 +108,7 @@ def check_norm_parameters(name: str, named: Arguments) -> None:
 
 
 def check_image(name: str, named: Arguments) -> None:
-    """Reject what is no image to pool, before an axis that is not there is asked for."""
+    """Reject what is no image to pool, before its missing axes are read."""
     shape = list(named["self"].shape)
     if len(shape) not in (3, 4):
         raise RuntimeError(

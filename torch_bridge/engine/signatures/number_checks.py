@@ -1,4 +1,4 @@
-"""What torch rejects in floats that are inputs of a program, and so another number at each call.
+"""Checks of floats that are inputs of a program, and so another number at each call.
 
 Such a float is no part of a call's signature, so what is known of the signature says nothing of
 it: rates and deviations of random draws, and factors and values that a dtype must hold. An
@@ -47,13 +47,13 @@ def find(
     if name in _PARAMETERS:
         parameter = _PARAMETERS[name]
         lift = named.get(parameter.argument)
-        return _parameter_check(parameter, lift.number) if isinstance(lift, Lift) else None
+        return _parameter_check(parameter, lift.index) if isinstance(lift, Lift) else None
     indices = tuple(_lift_indices([named.get(argument) for argument in _CONVERTED[name].arguments]))
     return _range_check(indices, _converted_to(name, named, metas)) if indices else None
 
 
 class _Parameter(NamedTuple):
-    """A number that a distribution is made of."""
+    """A parameter of a distribution."""
 
     argument: str
     allows: Callable[[float], bool]
@@ -104,7 +104,7 @@ def _range(named: dict[str, Any], model: Meta) -> Check | None:
     most = torch.finfo(dtype).max
 
     def check(scalars: Sequence[Any]) -> None:
-        ends = [present(scalars[e.number]) if isinstance(e, Lift) else e for e in (low, high)]
+        ends = [present(scalars[e.index]) if isinstance(e, Lift) else e for e in (low, high)]
         for argument, end in zip(("from", "to"), ends, strict=True):
             if not -most <= end <= most:
                 raise RuntimeError(f"{argument} is out of bounds for {dtype}, got {end:g}")
@@ -162,14 +162,14 @@ def _lift_indices(values: Any) -> list[int]:
     indices: list[int] = []
     for value in values:
         if isinstance(value, Lift):
-            indices.append(value.number)
+            indices.append(value.index)
         elif type(value) in (list, tuple):
             indices += _lift_indices(value)
     return indices
 
 
 def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> torch.dtype | None:
-    """The dtype that must hold a number; None where torch does not look.
+    """The dtype that must represent a number; None where torch does not check.
 
     A number alone of 16 bits is filled when torch makes a tensor of a number, which rounds.
     """
@@ -196,7 +196,7 @@ def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> 
 
 
 def _range_check(indices: tuple[int, ...], dtype: torch.dtype | None) -> Check | None:
-    """A check that a dtype holds numbers; None for one that holds all."""
+    """A check that a dtype can represent numbers; None for one that represents all."""
     if dtype is None or dtype in (torch.bool, torch.float64, torch.complex128):
         return None
     real = dtype.is_floating_point or dtype.is_complex

@@ -1,4 +1,4 @@
-"""Numbers that a result's dtype cannot hold, where torch does not wrap or round them.
+"""Numbers that a result's dtype cannot represent, where torch does not wrap or round them.
 
 In arithmetic an integer wraps as the tensor's own elements do. What fills memory or bounds it is
 converted first, and rejected if it does not fit. From 2.15 on torch takes an integer's bound that no
@@ -28,7 +28,8 @@ _UPPER = frozenset({"clamp_max", "_foreach_clamp_max", "_foreach_minimum"})
 _BOTH = frozenset({"clamp", "hardtanh"})
 _BOUNDS = _LOWER | _UPPER | _BOTH
 _FILLS = frozenset({"fill", "full", "full_like", "masked_fill", "index_fill", "scatter", "where"})
-_FACTORS = frozenset({"alpha", "beta", "value"})
+FACTORS = frozenset({"alpha", "beta", "value"})
+"""Number arguments that scale a term, and do not take part in type promotion."""
 _LARGEST = torch.iinfo(torch.int64)
 _TAKES_IDLE_BOUNDS = release(torch.__version__) >= (2, 15)
 
@@ -36,7 +37,7 @@ _TAKES_IDLE_BOUNDS = release(torch.__version__) >= (2, 15)
 def in_range(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outs: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Refuse numbers as torch's kernels do.
+    """Reject numbers as torch's kernels do.
 
     Returns:
         The arguments; a bound that no element can pass is the dtype's own.
@@ -46,7 +47,7 @@ def in_range(
     """
     kind = op.overloadpacket.__name__
     dtypes = {out.dtype for out in outs if out is not None} or {torch.bool}
-    check = _bound if kind in _BOUNDS else _number
+    check = _bound if kind in _BOUNDS else _checked_number
     fitted = functools.partial(check, op, kind, dtypes)
     names = [argument.name for argument in schema_of(op).arguments]
     return (
@@ -55,8 +56,10 @@ def in_range(
     )
 
 
-def _number(op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, value: Any) -> Any:
-    if type(value) is not int or not (kind in _FILLS or name in _FACTORS):
+def _checked_number(
+    op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, value: Any
+) -> Any:
+    if type(value) is not int or not (kind in _FILLS or name in FACTORS):
         return value
     for dtype in filter(_is_integer, dtypes):
         limits = torch.iinfo(dtype) if name == "alpha" else _LARGEST

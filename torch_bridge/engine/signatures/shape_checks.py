@@ -1,4 +1,4 @@
-"""What torch's kernels reject in shapes, strides and ranges that their operators compute with.
+"""Checks of shapes, strides and ranges by torch's kernels, where they compute with these.
 
 Torch's shape functions let this pass, or raise another error.
 
@@ -50,7 +50,7 @@ def spelled(dtype: torch.dtype) -> str:
 
 
 def is_integral(dtype: torch.dtype) -> bool:
-    """Whether a dtype holds integers or bools only."""
+    """Whether a dtype is of integers or bools."""
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
@@ -65,7 +65,7 @@ def first_tensor(named: Arguments) -> torch.Tensor:
 
 
 def requested_dtype(named: Arguments) -> torch.dtype | None:
-    """The dtype that a call asks for; the default of a schema is a number, and asks for none."""
+    """The dtype that a call requests; the default of a schema is a number, and requests none."""
     dtype = named.get("dtype")
     return dtype if isinstance(dtype, torch.dtype) else None
 
@@ -137,7 +137,7 @@ def check_arange(name: str, named: Arguments) -> None:
 
 
 def check_permutation(name: str, named: Arguments) -> None:
-    """Reject a permutation of more numbers than its dtype can tell apart."""
+    """Reject a permutation of more numbers than its dtype distinguishes."""
     dtype, count = requested_dtype(named) or torch.int64, named["n"]
     if dtype.is_floating_point:
         most = round(2 / torch.finfo(dtype).eps) + 1

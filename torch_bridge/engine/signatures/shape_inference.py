@@ -48,8 +48,8 @@ def infer(
 
     def real(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
-            return metas[leaf.number].tensor()
-        return lifted[leaf.number] if isinstance(leaf, Lift) else leaf
+            return metas[leaf.index].tensor()
+        return lifted[leaf.index] if isinstance(leaf, Lift) else leaf
 
     real_kwargs = {name: map_leaves(real, value) for name, value in kwargs.items()}
     if "device" in real_kwargs:
@@ -59,7 +59,7 @@ def infer(
     real_args = tuple(map_leaves(real, arg) for arg in args)
     checks.check(op, real_args, real_kwargs)
     try:
-        got = registry.shape_function(op)(*real_args, **real_kwargs)
+        outputs = registry.shape_function(op)(*real_args, **real_kwargs)
     except NotImplementedError:
         if registry.find(op) is None:
             raise NotImplementedError(missing(op)) from None
@@ -70,7 +70,7 @@ def infer(
             raise
         raise kernel_error from None
     flat: list[Any] = []
-    for value in got if isinstance(got, tuple | list) else [got]:
+    for value in outputs if isinstance(outputs, tuple | list) else [outputs]:
         flat += value if isinstance(value, tuple | list) else [value]
     return tuple(None if value is None else Meta.of(value) for value in flat)
 
@@ -80,17 +80,17 @@ def _first_equal(
 ) -> list[int]:
     """For each item of lists, the index of the first identical one; [] if unclear."""
 
-    def kind(item: Any) -> Any:
-        if isinstance(item, Slot):
-            return metas[item.number]
-        value = lifted[item.number] if isinstance(item, Lift) else item
+    def kind(leaf: Any) -> Any:
+        if isinstance(leaf, Slot):
+            return metas[leaf.index]
+        value = lifted[leaf.index] if isinstance(leaf, Lift) else leaf
         return (type(value), repr(value))
 
     lists = [value for value in values if _is_list(value)]
     if len({len(list_) for list_ in lists}) != 1 or any(
         isinstance(list_, Slot) for list_ in values
     ):
-        return []  # torch says what is wrong; a tensor may hold a number for each item
+        return []  # torch raises; a tensor may have a number for each item
     firsts: dict[Any, int] = {}
     rows = zip(*(map(kind, list_) for list_ in lists), strict=True)
     return [firsts.setdefault(row, index) for index, row in enumerate(rows)]

@@ -22,8 +22,8 @@ class ClosedOver:
     """What a recorded run closes over.
 
     Attributes:
-        originals: tensors from around that want a gradient.
-        frozen: tensors from around that wanted none.
+        originals: tensors from around that require a gradient.
+        frozen: tensors from around that required none.
         outside: memory from around that is read.
         constants: tensors that the code brought from the host.
         scalars: its lifted floats.
@@ -39,7 +39,7 @@ class ClosedOver:
 
     @classmethod
     def of(cls, run: TracedVjp, *, differentiable: bool) -> ClosedOver:
-        """Take it from a run, which is then over: nothing more can be cut from it.
+        """Take it from a run, which is then over: no more subprograms can be taken from it.
 
         Args:
             run: some code.
@@ -58,7 +58,7 @@ class ClosedOver:
         return result
 
     def is_current(self) -> bool:
-        """Whether the tensors from around want gradients as they did when the code ran."""
+        """Whether the tensors from around require gradients as they did when the code ran."""
         thawed = (tensor() for tensor in self.frozen)
         return all(original.requires_grad for original in self.originals) and not any(
             original is not None and original.requires_grad for original in thawed

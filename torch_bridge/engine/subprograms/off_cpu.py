@@ -3,7 +3,7 @@
 Which these are is what `make aot` finds (docs/aot.md). The tape is executed, torch's CPU kernel
 runs, and the result goes back; counted as `fallbacks`, as for operators whose shapes depend on
 values. Inside a captured step, and while JAX traces, there is no value yet: there the operator is
-refused by name.
+rejected by name.
 
 >>> runs_on_host("aten::linalg_eig", "tpu", torch.float32)
 True
@@ -46,7 +46,7 @@ _NOT_ON: dict[str, dict[str, Collection[torch.dtype]]] = {
 
 
 def platform() -> str:
-    """What the devices are, as JAX says it: "cpu", "tpu", "gpu"."""
+    """JAX's platform: "cpu", "tpu", "gpu"."""
     return jax.default_backend()
 
 
@@ -71,7 +71,7 @@ def _by_platform(func: OpOverload) -> dispatch.Handler:
 
 
 def _demand_values(name: str, tensor: Any, where: str) -> None:
-    """Refuse an operator of the host where nothing is computed yet."""
+    """Reject an operator of the host where nothing is computed yet."""
     captured = recorder().capture is not None
     lazy = isinstance(tensor, lazy_tensor.LazyTensor)
     traced = subtrace.is_recording() or (

@@ -38,7 +38,7 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
     Args:
         run: some code.
         name: for reports.
-        wants: whether a tensor that it is called with wants a gradient.
+        wants: whether a tensor that it is called with requires a gradient.
         seeded: whether its random numbers come from a seed that it is called with.
     """
     subtrace = run.subtrace
@@ -55,7 +55,7 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
         tuple(run.differentiable) if partition.backward else (),
         seeded,
     )
-    result = _KNOWN.lookup(key)
+    result = _CALLS.lookup(key)
     if result is None:
         inputs = [jax.ShapeDtypeStruct(*subtrace.tokens[slot]) for slot in slots]
         inputs += [jax.ShapeDtypeStruct((), "int32")] * seeded
@@ -63,8 +63,8 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
         call = RecordedCall(
             key, inputs, (name, f"gradient of {name}"), key.results, partition.avals, draws=draws
         )
-        result = _KNOWN.intern(key, call)
+        result = _CALLS.intern(key, call)
     return result
 
 
-_KNOWN: Interned[_CallKey, RecordedCall] = Interned(PROGRAMS, "engine: recorded calls")
+_CALLS: Interned[_CallKey, RecordedCall] = Interned(PROGRAMS, "engine: recorded calls")

@@ -47,7 +47,7 @@ class ScanLoop(VjpEntries):
     key: _ScanKey
 
     def _forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
-        spec, partition = self.key, self.key.parts
+        spec, partition = self.key, self.key.partition
         carries, slices = spec.carries, spec.slices
         around = arrays[carries + slices :]
         init = [*arrays[:carries], *(around[index] for index in spec.carried)]
@@ -68,15 +68,15 @@ class ScanLoop(VjpEntries):
         return [*last[:carries], *ys, *last[carries:], *residuals]
 
     def _backward(self, arrays: Sequence[Any], scalars: Any, _key: Any) -> list[Any]:
-        spec, partition = self.key, self.key.parts
+        spec, partition = self.key, self.key.partition
         carries, inputs = spec.carries, spec.carries + spec.slices
         count = len(spec.differentiable)
         cotangents = dict(zip(spec.differentiable, arrays[:count], strict=True))
         saved = dict(zip(spec.saved, arrays[count : count + len(spec.saved)], strict=True))
         residuals = list(arrays[count + len(spec.saved) :])
         along = {index: array for index, array in saved.items() if index < inputs}
-        carried_grads = [n for n, index in enumerate(partition.wanted) if index < carries]
-        sums = [n for n, index in enumerate(partition.wanted) if index >= inputs]
+        carried_grads = [n for n, index in enumerate(partition.differentiated) if index < carries]
+        sums = [n for n, index in enumerate(partition.differentiated) if index >= inputs]
         ys = {index: array for index, array in cotangents.items() if index >= carries}
         zeros = [jnp.zeros(*aval.token) for aval in self.gradients]
 
@@ -84,7 +84,8 @@ class ScanLoop(VjpEntries):
             grads, sums_so_far = state
             ys, along, residuals = now
             grad_of = {
-                partition.wanted[n]: grad for n, grad in zip(carried_grads, grads, strict=True)
+                partition.differentiated[n]: grad
+                for n, grad in zip(carried_grads, grads, strict=True)
             }
             inputs = [ys[n] if n >= carries else grad_of[n] for n in spec.differentiable]
             inputs += [along.get(index, array) for index, array in saved.items()]
@@ -94,7 +95,9 @@ class ScanLoop(VjpEntries):
             return ([new[n] for n in carried_grads], added), rest
 
         start = [
-            cotangents[partition.wanted[n]] if partition.wanted[n] in cotangents else zeros[n]
+            cotangents[partition.differentiated[n]]
+            if partition.differentiated[n] in cotangents
+            else zeros[n]
             for n in carried_grads
         ]
         state = (start, [zeros[n] for n in sums])
@@ -118,7 +121,7 @@ def loop_of(
         carries: how many carries there are.
         slices: how many slices it takes.
         length: how often it runs.
-        wants: whether a tensor that it is called with wants a gradient.
+        wants: whether a tensor that it is called with requires a gradient.
         recompute: keep only the carries for backward.
     """
     subtrace = run.subtrace
@@ -154,7 +157,7 @@ def loop_of(
             [*run.avals[:carries], *(stacked(a, length) for a in run.avals[carries:]), *written],
             [
                 stacked(aval, length) if carries <= index < carries + slices else aval
-                for index, aval in zip(partition.wanted, partition.avals, strict=True)
+                for index, aval in zip(partition.differentiated, partition.avals, strict=True)
             ],
             draws=bool(partition.forward.draws),
         )

@@ -1,4 +1,4 @@
-"""A subprogram: a cut of a `SubTrace`, as a pure function that can be compared and hashed.
+"""A subprogram: entries of a `SubTrace`, as a pure function that can be compared and hashed.
 
 Two runs of the same code give equal subprograms, so what was compiled for one serves the other,
 although the code ran twice.

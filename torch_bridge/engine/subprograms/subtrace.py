@@ -63,7 +63,7 @@ class SubTrace(Recorder):
         recipes: the recipes by the ids in the entries.
         lines: of each operation the line of user code; empty where it was not requested.
         stand_in: gives the tensor that replaces one from around, or None.
-        folded: computes a slot that depends on no input, where values are wanted early.
+        folded: computes a slot that depends on no input, where values are read early.
         axes: of a `jax.shard_map` around, over which the code communicates; those of a subprogram
             are also of the one around it.
     """
@@ -90,7 +90,7 @@ class SubTrace(Recorder):
         self._values: list[Value] = []
         self._foreign: dict[int, int] = {}
         self._views: dict[tuple[int, Any], Value] = {}
-        self._given: dict[int, tuple[lazy_tensor.LazyTensor, Value]] = {}
+        self._input_values: dict[int, tuple[lazy_tensor.LazyTensor, Value]] = {}
         self._firsts: list[Value] = []
         self._mode = _Aliasing(self)
         self._mark: random_state.DrawnKeys | None = None
@@ -101,7 +101,7 @@ class SubTrace(Recorder):
         with logged_to(None):
             tensor = lazy_tensor.fresh(aval, self._leaf(*aval.token))
         self._touched.created[id(tensor._storage)] = -1
-        self._given[id(tensor)] = (tensor, tensor._storage.value)
+        self._input_values[id(tensor)] = (tensor, tensor._storage.value)
         tensor.requires_grad_(requires_grad)
         return tensor
 
@@ -152,7 +152,7 @@ class SubTrace(Recorder):
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation."""
-        entry = (recipe.number, *[self.slot(value) for value in inputs])
+        entry = (recipe.id, *[self.slot(value) for value in inputs])
         self.program.append(entry)
         self.recipes.add(recipe)
         self.scalars += scalars
@@ -181,7 +181,7 @@ class SubTrace(Recorder):
             if value.array is None:
                 materialize([value])
             array: Any = value.array
-            slot = self._meet(value, array.shape, array.dtype)
+            slot = self._add_foreign(value, array.shape, array.dtype)
             self.constants.append(value)
         return slot
 
@@ -201,7 +201,7 @@ class SubTrace(Recorder):
         """Make memory from before an input."""
         value = storage.value
         if value.tape is not self and id(value) not in self._foreign:
-            self._meet(value, *storage.aval.token)
+            self._add_foreign(value, *storage.aval.token)
             self.outside.append(storage)
             self._firsts.append(value)
 
@@ -225,7 +225,7 @@ class SubTrace(Recorder):
         return tensors
 
     def written(self) -> list[tuple[Storage, int]]:
-        """Memory from before to which the code wrote, with the slot of what it holds now."""
+        """Memory from before to which the code wrote, with the slot of its value now."""
         return [
             (storage, self.slot(storage.value))
             for storage, first in zip(self.outside, self._firsts, strict=True)
@@ -236,7 +236,7 @@ class SubTrace(Recorder):
         """Inputs that the code wrote to."""
         return [
             tensor
-            for tensor, first in self._given.values()
+            for tensor, first in self._input_values.values()
             if not self._is_same(tensor._storage.value, first)
         ]
 
@@ -244,10 +244,6 @@ class SubTrace(Recorder):
         """Refuse gradients taken inside with respect to tensors from around.
 
         What the runs before did with such a tensor would be missing where a graph leads to them.
-
-        Args:
-            carried: inputs behind which the graph of the run before would go on.
-            what: what the code is, for messages.
         """
         self._mode.refuse_behind(carried, what)
 
@@ -260,7 +256,7 @@ class SubTrace(Recorder):
         """Drop the values from before, which every program would keep alive."""
         self._values.clear()
         self._firsts.clear()
-        self._given.clear()
+        self._input_values.clear()
         self.constants = []
         self.outside = []
         self.aliases = []
@@ -284,7 +280,7 @@ class SubTrace(Recorder):
         return self.folded(value.slot)
 
     def check_execution(self) -> None:
-        """Raise for a value that is wanted now.
+        """Raise for a value that is needed now.
 
         Raises:
             NoValueError: JAX traces this.
@@ -314,7 +310,7 @@ class SubTrace(Recorder):
             slot = entry[1]
         return True
 
-    def _meet(self, value: Value, shape: Any, dtype: Any) -> int:
+    def _add_foreign(self, value: Value, shape: Any, dtype: Any) -> int:
         slot = self._foreign[id(value)] = self._leaf(shape, dtype).slot
         self._values.append(value)  # alive as long as its id is in use
         return slot
@@ -349,7 +345,7 @@ class _Aliasing(TorchFunctionMode):
     def __init__(self, subtrace: SubTrace):
         super().__init__()
         self._subtrace = subtrace
-        self._known: dict[int, Any] = {}
+        self._replacements: dict[int, Any] = {}
         self._begun = _sequence()
         self._carried: set[int] = set()
         self._what = ""
@@ -387,35 +383,35 @@ class _Aliasing(TorchFunctionMode):
             )
 
     def inside(self, tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
-        cached = self._known.get(id(tensor))
+        cached = self._replacements.get(id(tensor))
         if cached is not None:
             return cached
-        if self._is_made_inside(tensor):
+        if self._is_from_inside(tensor):
             return tensor
         stand_in = self._subtrace.stand_in
         if stand_in is not None and (replacement := stand_in(tensor)) is not None:
-            self._known[id(tensor)] = self._known[id(replacement)] = replacement
+            self._replacements[id(tensor)] = self._replacements[id(replacement)] = replacement
             return replacement
         if not tensor.requires_grad:
             self._subtrace.frozen.append(weakref.ref(tensor))
             return tensor
         if hasattr(tensor, "stacked"):
             raise RuntimeError(
-                f"{tensor!r} comes from around a loop and requires a gradient; hand pieces to the "
-                "layers as arguments: scanned(x, pieces)"
+                f"{tensor!r} comes from around a loop and requires a gradient; pass local tensors "
+                "to the layers as arguments: scanned(x, local)"
             )
         alias: Any = tensor.detach().requires_grad_()
         self._subtrace.aliases.append((tensor, alias))
-        self._known[id(tensor)] = self._known[id(alias)] = alias
+        self._replacements[id(tensor)] = self._replacements[id(alias)] = alias
         return alias
 
     def forget(self) -> None:
         """Drop its references to tensors."""
-        self._known.clear()
+        self._replacements.clear()
 
-    def _is_made_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
+    def _is_from_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
         if tensor.grad_fn is None:
-            memory: Any = getattr(tensor, "stacked", tensor)  # of pieces, which have it together
+            memory: Any = getattr(tensor, "stacked", tensor)  # local tensors share one storage
             return id(memory._storage) in self._subtrace.log.created
         return sequence_number(tensor.grad_fn) >= self._begun
 

@@ -1,7 +1,7 @@
 """Torch code recorded together with its VJP.
 
 The code runs once, on placeholder tensors; then torch's own autograd runs backward from its
-results. One `SubTrace` records both, and is cut into subprograms: first the function, then its VJP.
+results. One `SubTrace` records both, and is split into subprograms: the function, then its VJP.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class CapturedInput:
 
     Attributes:
         aval: its size, stride and dtype.
-        wanted: whether its gradient is wanted.
+        needs_grad: whether it needs a gradient.
         carried: whether it comes from the run of the same code before.
     """
 
     aval: Aval
-    wanted: bool
+    needs_grad: bool
     carried: bool = False
 
 
@@ -45,21 +45,21 @@ class TracedVjp:
         code: takes one tensor for each of `inputs`, and returns tensors.
         inputs: the slots of its arguments.
         what: what the code is, for messages.
-        backward: whether its VJP is recorded as well, where something wants a gradient.
-        may_write: whether it may write to inputs whose gradient is not wanted.
+        backward: whether its VJP is recorded as well, where something requires a gradient.
+        may_write: whether it may write to inputs that need no gradient.
         may_collect: whether it may call `backward` itself; its gradients are then among those
             found.
 
     Attributes:
         subtrace: what was recorded.
         inputs: the slot of each input.
-        wanted: whether the gradient of each input is wanted.
+        needs_grad: whether each input needs a gradient.
         input_avals: the aval of each input.
         results: the slot of each result.
         avals: the aval of each result.
         differentiable: numbers of the results that have a gradient.
         border: the first slot of the backward part.
-        given: the slot of the gradient of each differentiable result.
+        cotangents: the slot of the gradient of each differentiable result.
         gradients: for each input, and then for each alias, the slot of its gradient; None where it
             has none.
         written: memory from before that the code writes to, and the slot of what it writes.
@@ -89,18 +89,18 @@ class TracedVjp:
             for input_ in inputs
         ]
         for input_, tensor in zip(inputs, tensors, strict=True):
-            tensor.requires_grad_(input_.wanted)
+            tensor.requires_grad_(input_.needs_grad)
         self._tensors = tensors
         subtrace.refuse_gradients_behind(
             [input_ for input_, source in zip(tensors, inputs, strict=True) if source.carried], what
         )
-        self.wanted = [input_.wanted for input_ in inputs]
+        self.needs_grad = [input_.needs_grad for input_ in inputs]
         self.input_avals = [tensor._aval for tensor in tensors]
-        wants = any(input_.wanted for input_ in inputs) or (backward and torch.is_grad_enabled())
+        grad_enabled = any(self.needs_grad) or (backward and torch.is_grad_enabled())
         try:
             with subtrace:
                 self.inputs = subtrace.slots(tensors)
-                with torch.set_grad_enabled(wants):
+                with torch.set_grad_enabled(grad_enabled):
                     results = list(code(tensors))
                 self._note(results)
                 if backward and self.differentiable:
@@ -160,8 +160,8 @@ class TracedVjp:
         leaves = self._leaves()
         self._check_graph(results, leaves)
         grads = [self.subtrace.input(self.avals[index]) for index in self.differentiable]
-        self.given = self.subtrace.slots(grads)
-        self.border = min(self.given, default=0)
+        self.cotangents = self.subtrace.slots(grads)
+        self.border = min(self.cotangents, default=0)
         with _without_autocast():
             torch.autograd.backward([results[index] for index in self.differentiable], grads)
         self.gradients: list[int | None] = []

@@ -27,17 +27,17 @@ from .vjp_partition import VjpPartition
 class EntriesKey:
     """What makes the entries of two runs the same.
 
-    Numbers count the tensors of a call: first the inputs, then tensors from around that want a
+    Indices count the tensors of a call: first the inputs, then tensors from around that require a
     gradient, and last what is taken from around.
 
     Attributes:
-        parts: the two subprograms.
+        partition: the two subprograms.
         results: the avals of the code's results, and of what it writes.
         saved: numbers of the tensors that backward needs.
         differentiable: numbers of the results that have a gradient.
     """
 
-    parts: VjpPartition
+    partition: VjpPartition
     results: tuple[Aval, ...]
     saved: tuple[int, ...]
     differentiable: tuple[int, ...]
@@ -49,12 +49,12 @@ class VjpEntries:
     Attributes:
         key: see `EntriesKey`.
         results: the avals of the results, and of what is written.
-        gradients: the avals of the gradients that `key.parts.wanted` names.
+        gradients: the avals of the gradients that `key.partition.differentiated` names.
         residuals: the avals of what forward keeps for backward.
         forward: takes the inputs and what is taken from around; gives the results, what is written,
             and the residuals.
         backward: takes the gradients of the differentiable results, the tensors saved, and the
-            residuals; gives `gradients`. None if none is wanted.
+            residuals; returns `gradients`. None if none is needed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class VjpEntries:
             draws: whether `forward` takes a key.
         """
         self.key, self.results, self.gradients = key, results, gradients
-        forward, backward = key.parts.forward, key.parts.backward
+        forward, backward = key.partition.forward, key.partition.backward
         rng = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
         floats = [jax.ShapeDtypeStruct((), jnp.float64)] * len(forward.scalars)
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
@@ -95,10 +95,10 @@ class VjpEntries:
             self.backward = Recipe(names[1], self._backward, len(gradients), lifted=lifted)
 
     def _forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
-        return self.key.parts.run_forward(arrays, scalars, key)
+        return self.key.partition.run_forward(arrays, scalars, key)
 
     def _backward(self, arrays: Sequence[Any], scalars: Any, _key: Any) -> list[Any]:
-        return self.key.parts.run_backward(arrays, scalars)
+        return self.key.partition.run_backward(arrays, scalars)
 
     def call(
         self, node: type[VjpNode], closed: ClosedOver, inputs: Sequence[Any], *last: Any
@@ -123,7 +123,7 @@ class VjpEntries:
 
     def record(self, closed: ClosedOver, values: Sequence[Any]) -> list[Any]:
         """Record `forward`; gives tensors, the residuals among them."""
-        outputs = recorder().record(self.forward, values, closed.floats(self.key.parts.forward))
+        outputs = recorder().record(self.forward, values, closed.floats(self.key.partition.forward))
         avals = [*self.results, *self.residuals]
         return [lazy_tensor.fresh(aval, value) for aval, value in zip(avals, outputs, strict=True)]
 
@@ -146,7 +146,7 @@ class VjpNode(torch.autograd.Function):
         inputs_read = [*values[:inputs], *values[inputs + len(closed.originals) :]]
         outputs, count = entries.record(closed, inputs_read), len(entries.results)
         ctx.entries, ctx.width = entries, len(tensors)
-        ctx.floats = closed.floats(entries.key.parts.backward)
+        ctx.floats = closed.floats(entries.key.partition.backward)
         # A tensor that needs no gradient may be written to before backward.
         candidates = [
             tensor if tensor.requires_grad else lazy_tensor.fresh(tensor._aval, value)
@@ -170,7 +170,7 @@ class VjpNode(torch.autograd.Function):
         values = [lazy_tensor.read(tensor) for tensor in operands]
         gradients = recorder().record(entries.backward, values, ctx.floats)
         result: list[Any] = [None] * ctx.width
-        inputs = entries.key.parts.wanted
+        inputs = entries.key.partition.differentiated
         for index, aval, value in zip(inputs, entries.gradients, gradients, strict=True):
             result[index] = lazy_tensor.fresh(aval, value)
         return (None, None, None, *result)

@@ -1,4 +1,4 @@
-"""A recorded run, cut into two subprograms: a function and its VJP."""
+"""A recorded run as two subprograms: a function and its VJP."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class VjpPartition:
     """The two subprograms of a run.
 
     Attributes:
-        forward: gives the wanted results, and then the residuals.
+        forward: returns the results, and then the residuals.
         backward: takes the gradients of the differentiable results, the inputs `used`, and the
-            residuals; gives the gradients of what is `wanted`, where it `has` one. None if no
-            gradient is wanted.
+            residuals; returns the gradients of what is `differentiated`, where it `has` one. None
+            if no gradient is needed.
         used: slots of the inputs that backward takes.
         residuals: slots of the residuals.
-        wanted: what has a gradient: numbers of inputs, and of aliases after them.
+        differentiated: what has a gradient: indices of inputs, and of aliases after them.
         has: whether the code's results depend on each of those.
-        avals: of the gradients wanted.
+        avals: of the gradients.
     """
 
     forward: Subprogram
     backward: Subprogram | None
     used: tuple[int, ...] = dataclasses.field(compare=False)
     residuals: tuple[int, ...] = dataclasses.field(compare=False)
-    wanted: tuple[int, ...]
+    differentiated: tuple[int, ...]
     has: tuple[bool, ...]
     avals: tuple[Aval, ...]
 
@@ -47,7 +47,7 @@ class VjpPartition:
         return outputs
 
     def run_backward(self, arrays: Sequence[Any], scalars: Any) -> list[Any]:
-        """A gradient for all of `wanted`, zeros where it has none; while JAX traces."""
+        """A gradient for all of `differentiated`, zeros where it has none; while JAX traces."""
         assert self.backward is not None
         key = None
         if self.backward.draws:
@@ -69,14 +69,14 @@ def partition_vjp(
     wants: bool,
     recompute: bool = False,
 ) -> VjpPartition:
-    """Cut a run in two.
+    """Split a run into two subprograms.
 
     Args:
         run: code and its gradient.
         inputs: slots of the inputs of forward.
         results: slots of its results.
         each: those of `inputs` that are residuals, as they are gone when backward runs.
-        wants: whether a tensor that the code is called with wants a gradient.
+        wants: whether a tensor that the code is called with requires a gradient.
         recompute: whether backward recomputes what it can, instead of having residuals kept.
     """
     if not (wants or run.subtrace.aliases) or not run.differentiable:
@@ -86,7 +86,7 @@ def partition_vjp(
     for index, slot in enumerate(run.gradients):
         if index >= len(run.inputs):
             avals.append(aval_of(aliases[index - len(run.inputs)]))
-        elif run.wanted[index]:
+        elif run.needs_grad[index]:
             avals.append(run.input_avals[index])
         else:
             continue
@@ -94,12 +94,12 @@ def partition_vjp(
         slots.append(slot)
     grad_slots = [slot for slot in slots if slot is not None]
     boundary = 0 if recompute else run.border
-    taken, residuals = needed_slots(run.subtrace, grad_slots, [*inputs, *run.given], boundary)
+    taken, residuals = needed_slots(run.subtrace, grad_slots, [*inputs, *run.cotangents], boundary)
     used = [slot for slot in taken if slot in inputs and slot not in each]
     residuals = [*(slot for slot in taken if slot in each), *residuals]
     return VjpPartition(
         extract(run.subtrace, inputs, [*results, *residuals]),
-        extract(run.subtrace, [*run.given, *used, *residuals], grad_slots),
+        extract(run.subtrace, [*run.cotangents, *used, *residuals], grad_slots),
         tuple(used),
         tuple(residuals),
         tuple(differentiated),

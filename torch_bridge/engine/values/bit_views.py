@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.lowerings import one_index_scatter
+from isoshard.torch_bridge.lowerings import index_updates
 
 
 def put(base: jax.Array, indices: np.ndarray, values: jax.Array) -> jax.Array:
     """Scatter as bits: XLA on the CPU computes with bfloat16 in float32, which alters a NaN."""
     if jnp.iscomplexobj(base):
-        return one_index_scatter.put(base, indices, values)
+        return index_updates.put(base, indices, values)
     unit = base.dtype.itemsize
-    flat = one_index_scatter.put(
+    flat = index_updates.put(
         as_units(base, unit), indices.ravel(), as_units(values.astype(base.dtype), unit)
     )
     return of_units(flat, base.shape, base.dtype)

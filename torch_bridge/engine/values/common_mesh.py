@@ -30,14 +30,11 @@ from isoshard.core.runtime.caches import PROGRAMS, Bounded
 
 from . import layout_numbers
 
-_KNOWN: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: common meshes")
+_REFINED: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: common meshes")
 
 
 def refine(layout_ids: Iterable[int]) -> dict[int, int]:
     """Write layouts in the axes of one mesh.
-
-    Args:
-        layout_ids: layouts over the same devices in the same order.
 
     Returns:
         A layout for each layout that has to change; empty if they are on one mesh already.
@@ -46,9 +43,9 @@ def refine(layout_ids: Iterable[int]) -> dict[int, int]:
         ShardingError: the meshes have no common refinement, such as (2, 3) and (3, 2).
     """
     key = frozenset(layout_ids)
-    finer = _KNOWN.get(key)
+    finer = _REFINED.get(key)
     if finer is None:
-        finer = _KNOWN[key] = _refine(key)
+        finer = _REFINED[key] = _refine(key)
     return finer
 
 
@@ -81,7 +78,7 @@ def common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """How far apart neighbours along each axis are, in the flattened mesh."""
+    """The stride of each axis in the flattened mesh."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 

@@ -24,8 +24,8 @@ import torch  # noqa: F401  (for the doctest)
 from jax import lax
 
 from isoshard.torch_bridge.lowerings.argument_forms import index_dtype
-from isoshard.torch_bridge.lowerings.one_index_scatter import write_slice
-from isoshard.torch_bridge.lowerings.unsharded_axes import unsharded as with_whole
+from isoshard.torch_bridge.lowerings.index_updates import write_slice
+from isoshard.torch_bridge.lowerings.unsharded_axes import unsharded
 
 from .value import Aval
 from .views import ViewOp, backward, forward
@@ -99,7 +99,7 @@ def put_at(op: ViewOp, x: jax.Array, values: jax.Array, start: Any) -> jax.Array
     dim = op[1]
     if op[0] == "index_at":
         values = jnp.expand_dims(values, dim)
-    start = _number(start, x.shape[dim])
+    start = _start_index(start, x.shape[dim])
     return write_slice(x, values, dim, start, start + values.shape[dim])
 
 
@@ -109,13 +109,13 @@ def _forward(op: ViewOp, x: jax.Array, base: Aval, starts: Any) -> jax.Array:
     dim = op[1]
     count, step = (1, 1) if op[0] == "index_at" else op[2:]
     extent = (count - 1) * step + 1
-    start = _number(next(starts), x.shape[dim])
-    x = lax.dynamic_slice_in_dim(with_whole(x, [dim]), start, extent, dim)
+    start = _start_index(next(starts), x.shape[dim])
+    x = lax.dynamic_slice_in_dim(unsharded(x, [dim]), start, extent, dim)
     if op[0] == "index_at":
         return jnp.squeeze(x, dim)
     return x if step == 1 else lax.slice_in_dim(x, 0, extent, step, dim)
 
 
-def _number(start: Any, size: int) -> jax.Array:
+def _start_index(start: Any, size: int) -> jax.Array:
     """A place along an axis, which came as a float, as an integer."""
     return start.astype(index_dtype(size))

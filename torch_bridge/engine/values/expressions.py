@@ -51,15 +51,15 @@ class Listed:
 
     Attributes:
         numbers: the list, which others change.
-        place: in it.
+        index: in it.
     """
 
     numbers: list[Any]
-    place: int
+    index: int
 
     def __call__(self) -> Any:
         """The present number."""
-        return self.numbers[self.place]
+        return self.numbers[self.index]
 
 
 class Rows:
@@ -81,8 +81,8 @@ class Rows:
         like = [firsts.setdefault((type(value), repr(value)), n) for n, value in enumerate(read)]
         self._others = [n for n, first in enumerate(like) if first != n]
         self._firsts = [like[n] for n in self._others]
-        one_value = len(self._others) > 1 and len(set(self._firsts)) == 1
-        self._select = operator.itemgetter(*self._others) if one_value else None
+        same_first = len(self._others) > 1 and len(set(self._firsts)) == 1
+        self._select = operator.itemgetter(*self._others) if same_first else None
         self._folded = _Order(rows, like)
         self._every = _Order(rows, range(len(like))) if self._others else self._folded
         self._last = read, self._folded.values(read)
@@ -113,10 +113,10 @@ def _joint_reader(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]
     listed = [read for read in reads if isinstance(read, Listed)]
     first = len(reads) - len(listed)
     requested = reads[:first]
-    apart = any(isinstance(read, Listed) for read in requested)
-    if len(listed) < 2 or apart or len({id(read.numbers) for read in listed}) > 1:
+    interleaved = any(isinstance(read, Listed) for read in requested)
+    if len(listed) < 2 or interleaved or len({id(read.numbers) for read in listed}) > 1:
         return lambda: [read() for read in reads]
-    indices, get = listed[0].numbers, operator.itemgetter(*(read.place for read in listed))
+    indices, get = listed[0].numbers, operator.itemgetter(*(read.index for read in listed))
     return lambda: [*(read() for read in requested), *get(indices)]
 
 

@@ -51,7 +51,7 @@ Layout = jax.sharding.Sharding | BlockLayout
 
 _LAYOUTS: list[Layout] = []
 _NAMED: list[Layout] = []
-_NUMBERS: dict[tuple[Layout, Layout], int] = {}
+_IDS: dict[tuple[Layout, Layout], int] = {}
 _GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
 _NUMBERING = threading.Lock()
@@ -66,9 +66,9 @@ def intern(layout: Layout) -> int:
 def _numbered(computed: Layout, named: Layout) -> int:
     """The number of a layout that programs have in one way, and users in another."""
     with _NUMBERING:
-        layout_id = _NUMBERS.get((computed, named))  # another thread may call at the same time
+        layout_id = _IDS.get((computed, named))  # another thread may call at the same time
         if layout_id is None:
-            layout_id = _NUMBERS[computed, named] = len(_LAYOUTS)
+            layout_id = _IDS[computed, named] = len(_LAYOUTS)
             _GROUPS.append(_assignment(named))
             _LAYOUTS.append(computed)
             _NAMED.append(stored(named))  # a reduced axis is one of copies
@@ -93,12 +93,7 @@ def untyped(layout_id: int) -> int:
 
 
 def computed_as(layout: Layout, layout_id: int) -> int:
-    """The number of a layout that users see as they do that of another number.
-
-    Args:
-        layout: under Auto axes.
-        layout_id: of the same blocks on the same devices.
-    """
+    """The number of a layout that users see as they do that of another number."""
     return _numbered(layout, _NAMED[layout_id])
 
 
@@ -168,7 +163,7 @@ def computed(layout_id: int) -> Layout:
     return on_device(layout) if is_offloaded(layout) else layout
 
 
-def is_resting(layout_id: int) -> bool:
+def is_on_host(layout_id: int) -> bool:
     """Whether a layout is in another memory than its devices compute in."""
     return layout_id != UNPLACED and is_offloaded(_LAYOUTS[layout_id])
 
@@ -185,7 +180,7 @@ def devices(layout_id: int) -> tuple[Device, ...]:
 
 
 def replicated_like(layout_id: int) -> int:
-    """The layout that keeps a whole copy on every device of another layout."""
+    """The replicated layout over the devices of another layout."""
     replicated_id = _REPLICATED.get(layout_id)
     if replicated_id is None:
         like = sharding(layout_id)

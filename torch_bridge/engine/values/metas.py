@@ -4,7 +4,7 @@
 >>> Meta.of(torch.ones(2, 3))
 Meta(size=(2, 3), stride=(3, 1), dtype=torch.float32)
 >>> map_leaves(lambda leaf: Slot(leaf), [1, (2, 3)])
-[Slot(number=1), (Slot(number=2), Slot(number=3))]
+[Slot(index=1), (Slot(index=2), Slot(index=3))]
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Meta(NamedTuple):
 class Slot(NamedTuple):
     """Stands for the tensor argument with this number."""
 
-    number: int
+    index: int
 
 
 class Lift(NamedTuple):
     """Stands for the lifted float argument with this number."""
 
-    number: int
+    index: int
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:

@@ -80,7 +80,7 @@ class Table:
         """An empty table."""
         self._thread = threading.get_ident()
         self.rows: list[tuple[Any, tuple[int, ...]]] = []
-        self._known: dict[Any, int] = {}
+        self._indices: dict[Any, int] = {}
         self._arranged: Rows | None = None
 
     def is_foreign(self) -> bool:
@@ -105,9 +105,9 @@ class Table:
         return SymbolicNode(self, self._row(function, operands, (function, operands)), value)
 
     def _row(self, function: Any, operands: tuple[int, ...], key: Any) -> int:
-        row = self._known.get(key)
+        row = self._indices.get(key)
         if row is None:
-            row = self._known[key] = len(self.rows)
+            row = self._indices[key] = len(self.rows)
             self.rows.append((function, operands))
         return row
 

@@ -1,9 +1,9 @@
-"""Values of several meshes that meet in one operation.
+"""Operands of one operation that are on several meshes.
 
-What is whole on every device of its mesh goes to the devices of the others: each of them would hold
-the same. So it is with a tensor that nobody laid out, and that lies on a mesh only because a
-program over that mesh has computed it. What is split over two meshes is refused, since nobody said
-which one the result is to lie on.
+A tensor that is replicated over its mesh goes to the devices of the others: each device would store
+the same. So does a tensor that was not sharded by its user, and that is on a mesh only because a
+program over that mesh computed it. Operands that are split over two meshes raise, since the mesh of
+the result would be ambiguous.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def unified(name: str, values: Sequence[Value]) -> list[Value]:
     groups = list(dict.fromkeys(layout_numbers.devices(layout_id) for layout_id in split))
     if len(groups) > 1:
         raise differently_numbered(name, groups)
-    home = [*split, *placed][0] if placed else layout_numbers.UNPLACED
+    target = [*split, *placed][0] if placed else layout_numbers.UNPLACED
     return [
         value
         if not _is_on_mesh(value.layout)
-        or layout_numbers.devices(value.layout) == layout_numbers.devices(home)
-        else _moved(value, layout_numbers.replicated_like(home))
+        or layout_numbers.devices(value.layout) == layout_numbers.devices(target)
+        else _moved(value, layout_numbers.replicated_like(target))
         for value in values
     ]
 
@@ -47,7 +47,7 @@ def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> Sha
     """The error for operands on several meshes."""
     orders = " and ".join(str([device.id for device in group]) for group in groups)
     return ShardingError(
-        f"{name} has operands on meshes that number the devices differently: {orders}. Mark both "
+        f"{name} has operands on meshes that order the devices differently: {orders}. Mark both "
         "with the same mesh, or move one with isoshard.reshard(tensor, mesh, spec)."
     )
 

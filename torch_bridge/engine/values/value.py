@@ -39,7 +39,7 @@ MOST_AXES = 64
 class Aval:
     """An interned `Meta`: equal metas are one object, so they hash and compare by identity.
 
-    That object lives as long as somebody holds it.
+    That object lives as long as it has a reference.
 
     Attributes:
         meta: size, stride and logical dtype.
@@ -50,7 +50,7 @@ class Aval:
     """
 
     __slots__ = ("__weakref__", "expanded", "meta", "physical", "root", "token")
-    _known: ClassVar[weakref.WeakValueDictionary[Any, Aval]] = weakref.WeakValueDictionary()
+    _interned: ClassVar[weakref.WeakValueDictionary[Any, Aval]] = weakref.WeakValueDictionary()
 
     def __init__(self, meta: Meta):
         """Use `Aval.of`, which interns."""
@@ -76,12 +76,12 @@ class Aval:
             TypeError: JAX cannot store its dtype.
             RuntimeError: it has more axes than JAX's arrays have.
         """
-        result = Aval._known.get(meta)
+        result = Aval._interned.get(meta)
         if result is None:
             with _INTERNING:
-                result = Aval._known.get(meta)
+                result = Aval._interned.get(meta)
                 if result is None:
-                    result = Aval._known[meta] = Aval(meta)
+                    result = Aval._interned[meta] = Aval(meta)
         return result
 
     @staticmethod
@@ -93,7 +93,7 @@ class Aval:
 class Taken:
     """The array of a value that tapes take as an input, kept though the value itself may die.
 
-    A tape holds an input's array, but not its `Value`: whether somebody can still see the value is
+    A tape references an input's array, but not its `Value`: whether the value is still reachable is
     whether the `Value` is alive. If not, and no other tape needs it, its memory is donated.
 
     Attributes:
@@ -102,7 +102,7 @@ class Taken:
         layout: as of the value then.
         memory: as of the value then.
         origin: as of the value then.
-        shared: somebody else may hold the buffer.
+        shared: the buffer may have other references.
         tapes: ids of the tapes that need the array and have not been executed.
     """
 
@@ -136,7 +136,7 @@ class Taken:
             if not self.tapes:
                 self.array = None
 
-    def holder(self) -> Value | Taken:
+    def value_or_self(self) -> Value | Taken:
         """The value, or if it is dead this object, which has the same attributes."""
         value = self.value()
         return self if value is None else value
@@ -168,7 +168,7 @@ class Value:
     """One immutable array.
 
     It is alive as long as it is referenced: by a storage, or by code that has read it.
-    Tapes hold values weakly, compute only those that are alive, and donate the memory of inputs
+    Tapes refer to values weakly, compute only those that are alive, and donate the memory of inputs
     that are not.
 
     Attributes:
@@ -176,8 +176,8 @@ class Value:
             recorded.
         tape: where it was recorded, until it is computed.
         slot: its number there.
-        layout: the wanted (and once placed, the actual) layout; see `layout_numbers`.
-        taken: what tapes hold that take it as an input; None if none has.
+        layout: the requested (and once placed, the actual) layout; see `layout_numbers`.
+        taken: what tapes reference that take it as an input; None if none has.
         memory: number of the storage it was last written to. A program's result takes over the
             buffer of the input with the same number.
     """
@@ -212,14 +212,14 @@ class Value:
 
     @staticmethod
     def handed(array: Any) -> Value:
-        """Hold an array (or tracer) that somebody else may hold as well, wherever it is."""
+        """The value of an array (or tracer) that may have other references, wherever it is."""
         value = Value(array)
         value.shared = not isinstance(array, Tracer)
         return value
 
     @property
     def shared(self) -> bool:
-        """Whether somebody else may hold this buffer, so that it is never donated."""
+        """Whether this buffer may have other references, so that it is never donated."""
         return self.taken is not None and self.taken.shared
 
     @shared.setter
@@ -237,7 +237,7 @@ class Value:
         self._origin = line
 
     def as_taken(self) -> Taken:
-        """What tapes hold that take it as an input: one object for all of them."""
+        """What tapes reference that take it as an input: one object for all of them."""
         if self.taken is None:
             with _TAKING:
                 if self.taken is None:
@@ -246,7 +246,7 @@ class Value:
 
     @property
     def placed(self) -> bool:
-        """Whether a device holds it in its wanted layout."""
+        """Whether it is on devices in its requested layout."""
         array = self.array
         if array is None or isinstance(array, np.ndarray):
             return False
@@ -256,7 +256,7 @@ class Value:
 
 
 def computed_on(array: jax.Array | UnevenArray) -> Any:
-    """The array as the engine holds it: under Auto axes, in the same buffers."""
+    """The array as the engine stores it: under Auto axes, in the same buffers."""
     if isinstance(array, UnevenArray):
         same = under_auto(array.array)
         return array if same is array.array else UnevenArray(same, array.shape, array.sizes)
@@ -284,17 +284,17 @@ class Storage:
         value: the current value.
         annotation: the `NamedSharding` that a user requested, or None.
         aval: size, memory order and dtype of the whole storage, seen as one tensor.
-        number: unlike that of any other storage.
+        id: unlike that of any other storage.
     """
 
-    __slots__ = ("__weakref__", "annotation", "aval", "number", "value")
+    __slots__ = ("__weakref__", "annotation", "aval", "id", "value")
     _count = itertools.count()
 
     def __init__(self, value: Value, aval: Aval):
         """A fresh storage of one tensor."""
         self.value = value
-        self.number = next(Storage._count)
-        value.memory = self.number
+        self.id = next(Storage._count)
+        value.memory = self.id
         self.annotation: jax.sharding.NamedSharding | None = None
         self.aval = aval
 
@@ -302,11 +302,11 @@ class Storage:
         """Replace the value; the layout of the memory is kept."""
         if value.layout == layout_numbers.UNPLACED:
             value.layout = self.value.layout
-        value.memory = self.number
+        value.memory = self.id
         self.value = value
 
     def moved(self, layout: int) -> Value:
-        """Hold the same array as another value, which wants another layout; returns that.
+        """Share the array of another value, which requests another layout; returns that.
 
         Both are shared if anybody else can see the old one.
         """
@@ -325,11 +325,11 @@ class Storage:
             taken.shared = new.shared = True
         return new
 
-    def is_sole_holder(self) -> bool:
+    def is_sole_reference(self) -> bool:
         """Whether nothing else references the value, so that its memory may be overwritten.
 
-        The storage gives it up for another value with the same array: if it dies, nobody else had
-        it.
+        The storage gives it up for another value with the same array: if it dies, it had no
+        other reference.
         """
         value = self.value
         taken = value.taken

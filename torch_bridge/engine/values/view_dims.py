@@ -34,7 +34,7 @@ def view_spec(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> Partition
     Args:
         chain: the view.
         spec: of its memory.
-        gathered: a view that shows only a part of an axis that is split counts as whole along it.
+        gathered: a view of only a part of a split axis counts as unsharded along it.
     """
     entries = [*spec, *[None] * (len(chain.base.meta.size) - len(spec))]
     split = [axis for axis, entry in enumerate(entries) if axis_names(entry)]
@@ -50,7 +50,7 @@ def view_spec(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> Partition
 
 
 def view_axes(chain: Chain) -> Origins | None:
-    """For each axis of a view the axis of the memory that it is, None if it is none as a whole.
+    """For each axis of a view the axis of the memory that it is, None if it is not a whole axis.
 
     None for a view without such a map.
     """

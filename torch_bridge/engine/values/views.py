@@ -1,6 +1,6 @@
 """Views as chains of small functional operations.
 
-A torch view shares memory with its base. Here memory is a `Storage` whose value JAX holds, so a
+A torch view shares memory with its base. Here memory is a `Storage` whose value JAX stores, so a
 view is the chain of operations that leads from the storage to it. Reading applies the chain;
 writing applies it backwards: the new part is put into a copy of the whole, which becomes the
 storage's new value (under `jit` XLA does this in place).
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.torch_bridge.lowerings.one_index_scatter import put, read_slice, write_slice
+from isoshard.torch_bridge.lowerings.index_updates import put, read_slice, write_slice
 from isoshard.torch_bridge.lowerings.unsharded_axes import diagonal
 
 from . import bit_views
@@ -39,8 +39,8 @@ ViewOp = tuple[Any, ...]
 class Chain:
     """The way from a storage to one of its views.
 
-    A chain lives as long as somebody holds it, and until then it is the only one with its base and
-    operations. It holds the chain that it goes on from, which leads to it.
+    A chain lives as long as it has a reference, and until then it is the only one with its base and
+    operations. It references the chain that it extends, which leads to it.
 
     Attributes:
         base: the storage, as one tensor.
@@ -271,7 +271,7 @@ def backward(op: ViewOp, memory: jax.Array, values: jax.Array, base: Aval) -> ja
         return _unflat(put(_flat(memory, base), _positions(*op[1:]), values), base)
     if kind == "taken":
         return bit_views.put(memory, _positions(*op[1:]), values)
-    # Diagonals and windows: let the view of the positions say where each element goes.
+    # Diagonals and windows: a view of the positions tells where each element goes.
     with jax.ensure_compile_time_eval():
         positions = jnp.arange(math.prod(memory.shape)).reshape(memory.shape)
         indices = np.asarray(forward(op, positions, base))

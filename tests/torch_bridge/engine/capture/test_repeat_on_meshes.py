@@ -121,7 +121,7 @@ def test_offloaded_state_is_a_reason(mesh):
     iso.shard(training.optimizer, mesh, plan)
     wanted = Training(None, layers=1, optimizer=momentum, device="cpu").run(2)
     torch.testing.assert_close(training.run(2), wanted, rtol=2e-4, atol=1e-5)
-    assert said().startswith("repeat: not rolled: it has arrays that rest in host memory")
+    assert said().startswith("repeat: not rolled: it has arrays in host memory")
 
 
 def test_layout_numbers_of_stacks(mesh):

@@ -1,11 +1,11 @@
-"""Slices and writes at one index, expressed so that XLA's partitioner does not confuse two of them.
+"""Slices and writes at one index, in a form that XLA's partitioner computes correctly.
 
 XLA turns a scatter of a single index into a slice read at that index, a choice and a slice written.
 On devices whose shard does not contain the index it is out of range, and where the array was itself
 sliced from one that every device had, XLA adds the two offsets without bringing the inner one
 inside: it reads another element and writes that. And a slice written to an axis that is split loses
 what follows it, or does not compile, where the slice itself was sharded otherwise (jax 0.10.2:
-one in twenty-five of random programs). So on a mesh a static index or slice is chosen by
+one in 25 of random programs). So on a mesh a static index or slice is chosen by
 position, and of a dynamic index two are scattered, the second dropped: a scatter of two
 is not turned into slices. A slice that begins at 0 may be the same array as its source on every
 device, and where both are resharded XLA takes one for the other ("Expected instruction to have
@@ -39,12 +39,12 @@ _SCATTERS: dict[str, Any] = {
 }
 
 
-def put(flat: jax.Array, indices: np.ndarray | jax.Array, part: jax.Array) -> jax.Array:
-    """`flat` (1-d) with `part` at `indices`, an array of its shape; a single one is known."""
+def put(flat: jax.Array, indices: np.ndarray | jax.Array, updates: jax.Array) -> jax.Array:
+    """`flat` (1-d) with `updates` at `indices`, an array of its shape; a single one is known."""
     if indices.size == 1:
         index = indices.item()
-        return write_slice(flat, part.reshape(-1), 0, index, index + 1)
-    return flat.at[indices].set(part)
+        return write_slice(flat, updates.reshape(-1), 0, index, index + 1)
+    return flat.at[indices].set(updates)
 
 
 def read_slice(
@@ -73,13 +73,13 @@ def leading(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
 
 
 def write_slice(
-    x: jax.Array, part: jax.Array, dim: int, start: Any, stop: Any, step: int = 1
+    x: jax.Array, updates: jax.Array, dim: int, start: Any, stop: Any, step: int = 1
 ) -> jax.Array:
-    """`x` with `start:stop:step` along an axis replaced by `part`.
+    """`x` with `start:stop:step` along an axis replaced by `updates`.
 
     Args:
         x: at least 1-d.
-        part: with as many elements along the axis as the slice.
+        updates: with as many elements along the axis as the slice.
         dim: the axis.
         start: the first index; at least 0, as `stop`, which is at most the size. Both may be
             traced, without a step; on a mesh if the slice has one element.
@@ -89,46 +89,46 @@ def write_slice(
     >>> write_slice(jnp.zeros(6), jnp.array([1.0, 2.0]), 0, 1, 5, 2)
     Array([0., 1., 0., 2., 0., 0.], dtype=float32)
     """
-    part = part.astype(x.dtype)
-    if step == 1 and part.shape == x.shape:
-        return part
+    updates = updates.astype(x.dtype)
+    if step == 1 and updates.shape == x.shape:
+        return updates
     if on_a_mesh():
         position = lax.broadcasted_iota(jnp.int32, x.shape, dim)
         inside = (position >= start) & (position < stop)
         if step > 1:
             inside = inside & ((position - start) % step == 0)
-        single = part.shape[dim] == 1
+        single = updates.shape[dim] == 1
         return jnp.where(
-            inside, part if single else spread(part, x.shape[dim], dim, start, step), x
+            inside, updates if single else spread(updates, x.shape[dim], dim, start, step), x
         )
     if step == 1:
         # Under vmap this is a scatter that JAX lowers in the caller's setting, often of 32 bits.
         if max(x.shape) < 2**31:
             start = np.int32(start) if isinstance(start, int) else start.astype(jnp.int32)
-        return lax.dynamic_update_slice_in_dim(x, part, start, dim)
-    return x.at[(slice(None),) * dim + (slice(start, stop, step),)].set(part)
+        return lax.dynamic_update_slice_in_dim(x, updates, start, dim)
+    return x.at[(slice(None),) * dim + (slice(start, stop, step),)].set(updates)
 
 
-def spread(part: jax.Array, size: int, dim: int, start: int, step: int) -> jax.Array:
-    """Zeros of length `size` along `dim` with `part` at `start`, `start + step`, .."""
+def spread(x: jax.Array, size: int, dim: int, start: int, step: int) -> jax.Array:
+    """Zeros of length `size` along `dim` with `x` at `start`, `start + step`, .."""
     if step > 1 and on_a_mesh():
-        part, step = _dilated(part, dim, step), 1
-    used = start + (part.shape[dim] - 1) * step + 1 if part.shape[dim] else start
-    edges = [(0, 0, 0)] * part.ndim
+        x, step = _dilated(x, dim, step), 1
+    used = start + (x.shape[dim] - 1) * step + 1 if x.shape[dim] else start
+    edges = [(0, 0, 0)] * x.ndim
     edges[dim] = (start, size - used, step - 1)
-    return lax.pad(part, as_scalar(0, part.dtype), edges)
+    return lax.pad(x, as_scalar(0, x.dtype), edges)
 
 
-def _dilated(part: jax.Array, dim: int, step: int) -> jax.Array:
-    """`part` with `step - 1` zeros between neighbours along an axis.
+def _dilated(x: jax.Array, dim: int, step: int) -> jax.Array:
+    """`x` with `step - 1` zeros between neighbours along an axis.
 
-    XLA's partitioner misplaces, or refuses, what a pad with such zeros puts on several devices.
+    XLA's partitioner misplaces, or rejects, a pad with such zeros over several devices.
     """
-    count = max(0, (part.shape[dim] - 1) * step + 1)
-    edges = [(0, 0)] * (part.ndim + 1)
+    count = max(0, (x.shape[dim] - 1) * step + 1)
+    edges = [(0, 0)] * (x.ndim + 1)
     edges[dim + 1] = (0, step - 1)
-    wide = jnp.pad(jnp.expand_dims(part, dim + 1), edges)
-    wide = wide.reshape(*part.shape[:dim], part.shape[dim] * step, *part.shape[dim + 1 :])
+    wide = jnp.pad(jnp.expand_dims(x, dim + 1), edges)
+    wide = wide.reshape(*x.shape[:dim], x.shape[dim] * step, *x.shape[dim + 1 :])
     return lax.slice_in_dim(wide, 0, count, axis=dim)
 
 
@@ -150,13 +150,13 @@ def write(
     start = jnp.stack([_inside(where[d].reshape(()), x.shape[d], mode) for d in axes])
     nowhere = jnp.array([x.shape[d] for d in axes], start.dtype)
     rest = [extent for d, extent in enumerate(x.shape) if d not in axes]
-    got = jnp.broadcast_to(src, jax.eval_shape(lambda: x[where]).shape).reshape(rest)
+    values = jnp.broadcast_to(src, jax.eval_shape(lambda: x[where]).shape).reshape(rest)
     dimensions = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(1, 1 + len(rest))),
         inserted_window_dims=tuple(axes),
         scatter_dims_to_operand_dims=tuple(axes),
     )
-    indices, updates = jnp.stack([start, nowhere]), jnp.stack([got, got]).astype(x.dtype)
+    indices, updates = jnp.stack([start, nowhere]), jnp.stack([values, values]).astype(x.dtype)
     return _SCATTERS[method](x, indices, updates, dimensions, mode="drop")
 
 

@@ -14,7 +14,7 @@ import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.torch_bridge.lowerings import registry
 from isoshard.torch_bridge.lowerings.index import gather
-from isoshard.torch_bridge.lowerings.one_index_scatter import leading, put, read_slice, write
+from isoshard.torch_bridge.lowerings.index_updates import leading, put, read_slice, write
 from isoshard.torch_bridge.lowerings.order import topk
 from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.shape import constant_pad_nd
