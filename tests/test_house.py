@@ -375,7 +375,6 @@ ROOMS_TO_RENAME: dict[str, int] = {
     "planner/machine": 11,
     "planner/plan_search": 124,
     "planner/programs": 76,
-    "planner/propagation": 117,
     "planner/reports": 54,
     "planner/scheduling": 3,
     "planner/torch_steps": 31,

@@ -50,7 +50,7 @@ class AxisParts:
         """Numbered in the mesh's order."""
         layouts = ArrayShardings(dict(mesh.shape))
         self.sizes = layouts.sizes
-        self.of = tuple([layouts.parts(name) for name in mesh.axis_names])
+        self.of = tuple([layouts.sub_axes(name) for name in mesh.axis_names])
         self._owners = [index for index, parts in enumerate(self.of) for _ in parts]
 
     def axes(self, parts: Iterable[int]) -> tuple[int, ...]:
@@ -313,7 +313,7 @@ class OpCosts:
                     parts[how] = (*parts.get(how, ()), *one.parts)
                     scattered *= one.ways if how == "reduce-scatter" else 1
                     joined *= one.ways if current is not None and how != "all-to-all" else 1
-                if n < count and there is not None and there in op.rule.whole:
+                if n < count and there is not None and there in op.rule.unsharded:
                     edges.append((one, kind.shape[index.axis[n][there]]))
             sent = kind.bytes / where[n].blocks * joined
             for how in _ORDER:
@@ -332,7 +332,7 @@ class OpCosts:
 def placed(op: OpKind) -> FactorPlaces:
     """Where an operation has its factors."""
     arrays = (*op.rule.operands, *op.rule.results)
-    fixed = frozenset() if op.name in WINDOWED else op.rule.whole
+    fixed = frozenset() if op.name in WINDOWED else op.rule.unsharded
     axis = tuple(
         {one: n for n, axis in enumerate(axes) for one in axis if one not in fixed}
         for axes in arrays
