@@ -27,7 +27,7 @@ def placing(
         What lays out the arguments of each call; None if nobody asked so far.
 
     Raises:
-        ShardingError: as `automatic_layouts.lay_out`.
+        ShardingError: as `automatic_layouts.shard_step`.
     """
     if not auto_spmd() and not first_layouts.any_asked_for():
         return None
