@@ -375,7 +375,7 @@ ROOMS_TO_RENAME: dict[str, int] = {
     "planner/machine": 11,
     "planner/plan_search": 124,
     "planner/programs": 76,
-    "planner/reports": 54,
+    "planner/reports": 1,
     "planner/scheduling": 3,
     "planner/torch_steps": 1,
     "planner/traced": 8,

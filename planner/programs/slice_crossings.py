@@ -24,7 +24,7 @@ from isoshard.core.kit import Plan, PlanError, as_mesh, human_bytes, parsed, sli
 
 from ..costs.device_program import DeviceOp
 from ..reports.findings import CollectiveUse
-from ..reports.key_figures import along
+from ..reports.key_figures import axes_text
 from ..reports.report import Report
 from .device_ops import device_ops
 
@@ -145,7 +145,7 @@ def _complaint(
     axes = ", ".join(f"{name!r} ({count} slices)" for name, count in crossing.items())
     join = ", ".join(f"{name!r}: {' and '.join(kinds)}" for name, kinds in allowed.items())
     lines = [
-        f"  {one.kind} over {along(one)}: {one.count} x {human_bytes(one.bytes)} a device"
+        f"  {one.kind} over {axes_text(one)}: {one.count} x {human_bytes(one.bytes)} a device"
         f"{f', {one.line}' if one.line else ''}"
         for one, _ in wrong
     ]
