@@ -192,7 +192,7 @@ def _tie(op: FlatOp, first: Sequence[int], tied: Union, saved: Union) -> None:
     preserving = is_elementwise(op.name) or op.name in _PRESERVING
     windowed = op.name in WINDOWED
     for factor, axes in _by_factor(op, first).items():
-        if len(axes) < 2 or (factor in op.rule.whole and not windowed):
+        if len(axes) < 2 or (factor in op.rule.unsharded and not windowed):
             continue
         indices = [index for index, _ in axes]
         for index in indices[1:]:

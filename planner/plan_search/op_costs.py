@@ -50,7 +50,7 @@ class SubAxes:
         """Numbered in the mesh's order."""
         layouts = ArrayShardings(dict(mesh.shape))
         self.sizes = layouts.sizes
-        self.of = tuple([layouts.parts(name) for name in mesh.axis_names])
+        self.of = tuple([layouts.sub_axes(name) for name in mesh.axis_names])
         self._owners = [index for index, sub_axes in enumerate(self.of) for _ in sub_axes]
 
     def axes(self, sub_axes: Iterable[int]) -> tuple[int, ...]:
@@ -315,7 +315,7 @@ class OpCosts:
                     by_collective[collective] = (*by_collective.get(collective, ()), *pick.sub_axes)
                     scattered *= pick.ways if collective == "reduce-scatter" else 1
                     joined *= pick.ways if current is not None and collective != "all-to-all" else 1
-                if n < count and target is not None and target in op.rule.whole:
+                if n < count and target is not None and target in op.rule.unsharded:
                     edges.append((pick, kind.shape[index.axis[n][target]]))
             nbytes = kind.bytes / splits[n].blocks * joined
             for collective in _ORDER:
@@ -339,7 +339,7 @@ class OpCosts:
 def factor_axes(op: OpKind) -> FactorAxes:
     """The axes of an operation's factors."""
     arrays = (*op.rule.operands, *op.rule.results)
-    fixed = frozenset() if op.name in WINDOWED else op.rule.whole
+    fixed = frozenset() if op.name in WINDOWED else op.rule.unsharded
     axis = tuple(
         {factor: n for n, axis in enumerate(axes) for factor in axis if factor not in fixed}
         for axes in arrays

@@ -65,7 +65,7 @@ def with_custom_partitions(step: TracedStep) -> ClosedJaxpr:
         return step.program
     step = dataclasses.replace(step, mesh=auto(step.mesh))  # an operator is never in a typed part
     program = inlined(step.program, holding=CUSTOM_PARTITIONING)
-    sharding = boundary_shardings(step, program, text=True)
+    sharding = boundary_shardings(step, program, declared=True)
     talking = list[Any]()
     new = _CustomPartitions(step, sharding, talking).program(program)
     return new if talking else program

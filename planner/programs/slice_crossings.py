@@ -21,7 +21,7 @@ from isoshard.core.kit import Plan, PlanError, as_mesh, human_bytes, parsed, sli
 
 from ..costs.device_program import collectives_of
 from ..reports.findings import CollectiveUse
-from ..reports.key_figures import along
+from ..reports.key_figures import axes_text
 from ..reports.report import Report
 from .device_ops import device_ops
 
@@ -126,7 +126,7 @@ def _complaint(
     axes = ", ".join(f"{name!r} ({count} slices)" for name, count in crossing.items())
     allowed_text = ", ".join(f"{name!r}: {' and '.join(kinds)}" for name, kinds in allowed.items())
     lines = [
-        f"  {use.kind} over {along(use)}: {use.count} x {human_bytes(use.bytes)} a device"
+        f"  {use.kind} over {axes_text(use)}: {use.count} x {human_bytes(use.bytes)} a device"
         f"{f', {use.line}' if use.line else ''}"
         for use, _ in wrong
     ]

@@ -1,4 +1,4 @@
-"""Which axes of a program's values lie alike, and how layouts spread along them."""
+"""Depth "trace": sharding propagation, SPMD lowering, fusion and memory of a traced step."""
 
 if __name__ != "isoshard.planner.propagation":
     raise ImportError(f"import isoshard.planner.propagation, not {__name__}: pip install -e .")

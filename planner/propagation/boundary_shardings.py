@@ -12,8 +12,8 @@
 ...     for name, shape, spec in (("x", (8, 4), P("data")), ("w", (4, 2), P()))
 ... )
 >>> step = TracedStep("product", "jax", program, inputs, (StepResult("y"),), mesh)
->>> found = boundary_shardings(step, program)
->>> found[program.jaxpr.outvars[0]].spec
+>>> shardings = boundary_shardings(step, program)
+>>> shardings[program.jaxpr.outvars[0]].spec
 P('data', UNCONSTRAINED)
 """
 
@@ -33,24 +33,24 @@ from .sharding_propagation import ArrayShardings, propagate
 
 
 def for_compilers(step: TracedStep) -> TracedStep:
-    """The same step with equal layers as loops that lie as the layers written out.
+    """The same step with equal layers as loops, sharded like the layers written out.
 
     `by_tracing` spreads layouts through loops as through layers. XLA's partitioner does not always:
     what loops carry and keep is constrained for it.
 
     Returns:
-        A new step; the one given if nothing in it repeats.
+        A new step; `step` itself if nothing in it repeats.
     """
     return rolled_step(step, layouts=functools.partial(boundary_shardings, step))
 
 
 def boundary_shardings(
-    step: TracedStep, program: ClosedJaxpr, *, text: bool = False
+    step: TracedStep, program: ClosedJaxpr, *, declared: bool = False
 ) -> dict[Var, NamedSharding]:
-    """Layouts of the variables of a step's program, as they spread from its inputs."""
+    """Shardings of a step's variables, propagated from its inputs."""
     inputs = [leaf.sharding for leaf in step.inputs]
     results = [result.sharding for result in step.results]
-    return propagated_shardings(program, step.mesh, inputs, results, text=text)
+    return propagated_shardings(program, step.mesh, inputs, results, declared=declared)
 
 
 def propagated_shardings(
@@ -59,33 +59,33 @@ def propagated_shardings(
     inputs: Sequence[NamedSharding | None],
     results: Sequence[NamedSharding | None] = (),
     *,
-    text: bool = False,
+    declared: bool = False,
 ) -> dict[Var, NamedSharding]:
-    """Layouts of the variables of a program, as they spread from its inputs.
+    """Shardings of a program's variables, propagated from its inputs.
 
     Args:
         program: traced; layout constraints in it name `mesh`.
         mesh: of all layouts.
-        inputs: how each lies; None is not known.
-        results: how each is to lie; None leaves one open, and so do those that are not said.
-        text: as for `flattened`.
+        inputs: the sharding of each; None of those without one.
+        results: the required sharding of each; None, or a shorter sequence, leaves it open.
+        declared: as for `flattened`.
 
     Returns:
-        Of each variable that some mesh axis splits its layout. Axes that nothing splits are left to
-        the partitioner, and so are those that a part of a mesh axis splits. Explicit mesh axes are
-        passed by: how they split a variable is part of its type.
+        The sharding of each variable that a mesh axis splits. Axes that nothing splits are left to
+        the partitioner, and so are those that a sub-axis splits. Explicit mesh axes are skipped:
+        how they split a variable is part of its type.
     """
     layouts = ArrayShardings(dict(mesh.shape))
-    flat = flattened(program, text=text)
-    arguments = {
+    flat = flattened(program, declared=declared)
+    input_layouts = {
         value: layouts.of_spec(leaf.spec, len(flat.shapes[value]))
         for value, leaf in zip(flat.inputs, inputs, strict=True)
         if leaf is not None
     }
-    sharding = propagate(flat, layouts, arguments, results)
+    sharding = propagate(flat, layouts, input_layouts, results)
     free = PartitionSpec.UNCONSTRAINED
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    result = {}
+    shardings = {}
     for variable, value in flat.variables.items():
         if value == CONSTANT:
             continue
@@ -93,12 +93,12 @@ def propagated_shardings(
         entries = [[name for name in names if kinds[name] == AxisType.Auto] for names in split_by]
         if any(entries):
             spec = PartitionSpec(*[tuple(entry) or free for entry in entries])
-            result[variable] = NamedSharding(mesh, spec)
-    return result
+            shardings[variable] = NamedSharding(mesh, spec)
+    return shardings
 
 
 def _names(layouts: ArrayShardings, split: Split) -> tuple[str, ...]:
-    """The mesh axes that split one axis; none if one of them does so only in part."""
+    """The mesh axes that split one axis; none if only a sub-axis of one of them does."""
     names = tuple(dict.fromkeys([layouts.axes((axis,))[0] for axis in split]))
-    full = tuple([chunk for name in names for chunk in layouts.parts(name)])
+    full = tuple([sub_axis for name in names for sub_axis in layouts.sub_axes(name)])
     return names if full == split else ()

@@ -63,58 +63,19 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
         "mesh_cast",
         primitive_rules.same,
     ),
-    (
-        "broadcast_in_dim",
-        primitive_rules.broadcast_in_dim,
-    ),
-    (
-        "transpose",
-        primitive_rules.transpose,
-    ),
-    (
-        "squeeze",
-        primitive_rules.squeeze,
-    ),
-    (
-        "reshape expand_dims",
-        primitive_rules.reshape,
-    ),
-    (
-        "concatenate",
-        primitive_rules.concatenate,
-    ),
-    (
-        "stack",
-        primitive_rules.stack,
-    ),
-    (
-        "unstack",
-        primitive_rules.unstack,
-    ),
-    (
-        "split",
-        primitive_rules.split,
-    ),
-    (
-        "slice pad",
-        primitive_rules.resized,
-    ),
-    (
-        "rev",
-        primitive_rules.reverse,
-    ),
-    (
-        "tile",
-        primitive_rules.tile,
-    ),
-    (
-        "sort",
-        primitive_rules.sort,
-    ),
-    (
-        "top_k approx_top_k",
-        primitive_rules.top_k,
-    ),
+    ("broadcast_in_dim", primitive_rules.broadcast_in_dim),
+    ("transpose", primitive_rules.transpose),
+    ("squeeze", primitive_rules.squeeze),
+    ("reshape expand_dims", primitive_rules.reshape),
+    ("concatenate", primitive_rules.concatenate),
+    ("stack", primitive_rules.stack),
+    ("unstack", primitive_rules.unstack),
+    ("split", primitive_rules.split),
+    ("slice pad", primitive_rules.resized),
+    ("rev", primitive_rules.reverse),
+    ("tile", primitive_rules.tile),
+    ("sort", primitive_rules.sort),
+    ("top_k approx_top_k", primitive_rules.top_k),
     (
         "fft cholesky cholesky_update lu lu_pivots_to_permutation qr geqrf geqp3 "
         "householder_product triangular_solve eig eigh svd schur hessenberg tridiagonal "
@@ -126,14 +87,11 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
         "bitcast_convert_type",
         primitive_rules.prefix,
     ),
-    (
-        "iota empty empty2 rng_uniform axis_index partition_id",
-        primitive_rules.free,
-    ),
+    ("iota empty empty2 rng_uniform axis_index partition_id", primitive_rules.free),
     (
         "rng_bit_generator custom_linear_solve linear_solve ffi_call pure_callback io_callback "
         "debug_callback debug_print create_token after_all random_shuffle pallas_call",
-        primitive_rules.whole,
+        primitive_rules.unsharded,
     ),
     (
         f"{' '.join(CALLS)} custom_lin scan while cond shard_map custom_partitioning "
@@ -143,29 +101,17 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
     (
         "psum psum2 psum_invariant unreduced_pmax unreduced_pmin pmax pmin ppermute pbroadcast "
         "all_gather all_gather_invariant all_to_all reduce_scatter psum_scatter ragged_all_to_all",
-        primitive_rules.whole,
+        primitive_rules.unsharded,
     ),
-    (
-        "dot_general",
-        primitive_rules.dot_general,
-    ),
-    (
-        "ragged_dot_general",
-        primitive_rules.ragged_dot_general,
-    ),
-    (
-        "conv_general_dilated",
-        primitive_rules.convolution,
-    ),
+    ("dot_general", primitive_rules.dot_general),
+    ("ragged_dot_general", primitive_rules.ragged_dot_general),
+    ("conv_general_dilated", primitive_rules.convolution),
     (
         "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor reduce "
         "argmax argmin",
         primitive_rules.reduction,
     ),
-    (
-        "cumsum cumprod cummax cummin cumlogsumexp",
-        primitive_rules.cumulative,
-    ),
+    ("cumsum cumprod cummax cummin cumlogsumexp", primitive_rules.cumulative),
     (
         "reduce_window reduce_window_sum reduce_window_max reduce_window_min",
         primitive_rules.reduce_window,
@@ -174,22 +120,10 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
         "select_and_scatter select_and_scatter_add select_and_gather_add",
         primitive_rules.select_and_scatter,
     ),
-    (
-        "dynamic_slice",
-        primitive_rules.dynamic_slice,
-    ),
-    (
-        "dynamic_update_slice",
-        primitive_rules.dynamic_update_slice,
-    ),
-    (
-        "gather",
-        primitive_rules.gather,
-    ),
-    (
-        "scatter",
-        primitive_rules.scatter,
-    ),
+    ("dynamic_slice", primitive_rules.dynamic_slice),
+    ("dynamic_update_slice", primitive_rules.dynamic_update_slice),
+    ("gather", primitive_rules.gather),
+    ("scatter", primitive_rules.scatter),
     (
         "scatter-add scatter_add scatter-mul scatter_mul scatter-min scatter_min scatter-max "
         "scatter_max scatter-sub scatter_sub",
@@ -204,7 +138,7 @@ def is_elementwise(name: str) -> bool:
     return name in _ELEMENTWISE
 
 
-def is_known(name: str) -> bool:
+def has_rule(name: str) -> bool:
     """Whether a primitive has a rule."""
     return name in _ELEMENTWISE or name in _TABLE
 
@@ -214,11 +148,11 @@ def dimension_rule(equation: JaxprEqn) -> DimensionRule:
 
     Args:
         equation: of a jaxpr. One with programs of its own (a call, a loop, a branch) ties nothing
-            here; `nested_programs.bodies` says what its axes are inside.
+            here; `nested_programs.bodies` links its axes to those inside.
 
     Returns:
-        The rule. Of a primitive without one each axis is a whole factor of its own;
-        `unknown_primitives` lists those.
+        The rule. Of a primitive without one each axis is an unsharded factor of its own;
+        `trace_notes` lists those.
     """
     name = equation.primitive.name
     operands = tuple([_shape(var.aval) for var in equation.invars])
@@ -227,7 +161,7 @@ def dimension_rule(equation: JaxprEqn) -> DimensionRule:
         return elementwise_rule(operands, results)
     params = equation.params
     if name not in _TABLE:
-        return Factors(operands, results).rule(rest_whole=True)
+        return Factors(operands, results).rule(rest_unsharded=True)
     plain = tuple(param for param in params.items() if "jaxpr" not in param[0])
     try:
         return _cached(name, operands, results, plain)
@@ -237,7 +171,7 @@ def dimension_rule(equation: JaxprEqn) -> DimensionRule:
 
 def primitives(program: Any) -> dict[str, int]:
     """Primitives of a program, at any depth, and how often each occurs."""
-    result: dict[str, int] = {}
+    counts: dict[str, int] = {}
     visited: set[int] = set()
     stack = [opened(program)]
     while stack:
@@ -247,9 +181,9 @@ def primitives(program: Any) -> dict[str, int]:
         visited.add(id(jaxpr))
         for equation in jaxpr.eqns:
             name = equation.primitive.name
-            result[name] = result.get(name, 0) + 1
+            counts[name] = counts.get(name, 0) + 1
             stack += map(opened, jaxprs_inside(equation.params))
-    return result
+    return counts
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -265,7 +199,7 @@ def _cached(
 @functools.lru_cache(maxsize=1 << 14)
 def elementwise_rule(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> DimensionRule:
     """The rule of an operation element by element: axes of the result's size are its axes."""
-    shape = max((*operands, *results), key=lambda one: (len(one), math.prod(one)))
+    shape = max((*operands, *results), key=lambda shape: (len(shape), math.prod(shape)))
     factors = Factors(operands, results)
     for axis, size in enumerate(shape):
         factors.tie(
@@ -284,25 +218,27 @@ _AXIS = re.compile(r"\(([^)]*)\)|(\S+)")
 
 
 def declared_rule(equation: Any) -> DimensionRule | None:
-    """The rule that an operator of `custom_partitioning` says.
+    """The rule that an operator of `custom_partitioning` declares.
 
     Returns:
-        The rule; None if it is no such operator, or says it otherwise than by a text.
+        The rule; None if it is no such operator, or declares it other than by a text.
     """
     if equation.primitive.name != "custom_partitioning":
         return None
-    ask, static = equation.params["sharding_rule"], equation.params["static_args"]
-    if not callable(ask):
+    rule_of, static = equation.params["sharding_rule"], equation.params["static_args"]
+    if not callable(rule_of):
         return None
-    arguments, new = ([one.aval for one in some] for some in (equation.invars, equation.outvars))
-    said = ask(*static, None, arguments, new)
-    text, sizes = said if isinstance(said, tuple) else (said, {})
+    operands, results = (
+        [var.aval for var in variables] for variables in (equation.invars, equation.outvars)
+    )
+    declared = rule_of(*static, None, operands, results)
+    text, sizes = declared if isinstance(declared, tuple) else (declared, {})
     if not isinstance(text, str):
         return None
     return parsed_rule(
         text,
-        [argument.shape for argument in arguments],
-        [argument.shape for argument in new],
+        [argument.shape for argument in operands],
+        [argument.shape for argument in results],
         sizes,
     )
 
@@ -310,27 +246,29 @@ def declared_rule(equation: Any) -> DimensionRule | None:
 def parsed_rule(
     text: str, operands: Sequence[Shape], results: Sequence[Shape], sizes: Mapping[str, int]
 ) -> DimensionRule:
-    """Read a rule."""
+    """Read a rule in the notation of `custom_partitioning`."""
     left, right = text.split("->")
     named = [[_axes(axis) for axis in side.split(",")] for side in (left, right)]
-    known_sizes = dict(sizes)
+    size_of = dict(sizes)
     arrays = [*zip(named[0], operands, strict=True), *zip(named[1], results, strict=True)]
-    for together in (False, True):  # what stands alone tells its size; then the last one of several
+    for several in (False, True):  # sizes of single names first, then the last of several
         for axes, shape in arrays:
             for names, size in zip(axes, shape, strict=True):
-                new = [name for name in names if name not in known_sizes]
-                if len(new) == 1 and (together or len(names) == 1):
-                    known_sizes[new[0]] = size // math.prod(
-                        known_sizes[name] for name in names if name in known_sizes
+                new = [name for name in names if name not in size_of]
+                if len(new) == 1 and (several or len(names) == 1):
+                    size_of[new[0]] = size // math.prod(
+                        size_of[name] for name in names if name in size_of
                     )
     every = [name for axes, _ in arrays for names in axes for name in names]
     index = {name: at for at, name in enumerate(dict.fromkeys(every))}
 
-    def numbered(side: list[list[tuple[str, ...]]]) -> tuple[Axes, ...]:
-        return tuple(tuple(tuple(index[name] for name in names) for names in axes) for axes in side)
+    def numbered(axes_of_arrays: list[list[tuple[str, ...]]]) -> tuple[Axes, ...]:
+        return tuple(
+            tuple(tuple(index[name] for name in names) for names in axes) for axes in axes_of_arrays
+        )
 
     return DimensionRule(
-        numbered(named[0]), numbered(named[1]), tuple(known_sizes[name] for name in index)
+        numbered(named[0]), numbered(named[1]), tuple(size_of[name] for name in index)
     )
 
 

@@ -4,16 +4,16 @@ A factor is one dimension of the operation, and each axis of an operand or resul
 factors, the outermost first. Most axes are one factor; a reshape splits and merges axes, so an axis
 may be several there. It is Shardy's `OpShardingRule` in another notation.
 
->>> made = Factors([(8, 4)], [(8,)])
->>> made.tie({0: 0}, {0: 0}, 8), made.tie({0: 1}, {}, 4, reduced=True)
+>>> factors = Factors([(8, 4)], [(8,)])
+>>> factors.tie({0: 0}, {0: 0}, 8), factors.tie({0: 1}, {}, 4, reduced=True)
 (0, 1)
->>> made.rule().operands, made.rule().results
+>>> factors.rule().operands, factors.rule().results
 ((((0,), (1,)),), (((0,),),))
 
 Mesh axes are ids here, and a sharding is a tuple that has for each axis of an array the ids of the
 mesh axes that split it, the outermost first. Conflicts between operands and results are resolved as
 by Shardy's `AggressiveFactorPropagation`: they agree on their common prefix; a mesh axis splits
-only one factor of an array, that which comes from the largest array if several want it; what is
+only one factor of an array, the one from the largest array if several are candidates; what is
 closed does not change; a factor is split by what divides it.
 """
 
@@ -40,19 +40,19 @@ class DimensionRule:
         sizes: of each factor.
         reduced: factors that are summed or contracted, or that a table is looked up along; devices
             that split one have terms of the result.
-        whole: factors that cannot stay split: an operand split along one is gathered, or neighbours
-            exchange rows.
+        unsharded: factors that need replication: an operand split along one is gathered, or
+            neighbours exchange rows.
     """
 
     operands: tuple[Axes, ...]
     results: tuple[Axes, ...]
     sizes: tuple[int, ...]
     reduced: frozenset[int] = frozenset()
-    whole: frozenset[int] = frozenset()
+    unsharded: frozenset[int] = frozenset()
 
 
 class Factors:
-    """A rule in the making: factors are added, and tied to axes.
+    """Builder of a rule: factors are added, and tied to axes.
 
     Args:
         operands: shapes.
@@ -67,7 +67,7 @@ class Factors:
         self._results: list[list[tuple[int, ...]]] = [[()] * len(s) for s in self.result_shapes]
         self._sizes: list[int] = []
         self._reduced: set[int] = set()
-        self._whole: set[int] = set()
+        self._unsharded: set[int] = set()
 
     def tie(
         self,
@@ -76,40 +76,40 @@ class Factors:
         size: int,
         *,
         reduced: bool = False,
-        whole: bool = False,
+        unsharded: bool = False,
     ) -> int:
         """Add a factor."""
-        number = len(self._sizes)
+        factor = len(self._sizes)
         self._sizes.append(int(size))
         if reduced:
-            self._reduced.add(number)
-        if whole:
-            self._whole.add(number)
+            self._reduced.add(factor)
+        if unsharded:
+            self._unsharded.add(factor)
         for operand, axis in operands.items():
-            self._operands[operand][axis] += (number,)
+            self._operands[operand][axis] += (factor,)
         for result, axis in results.items():
-            self._results[result][axis] += (number,)
-        return number
+            self._results[result][axis] += (factor,)
+        return factor
 
-    def rule(self, *, rest_whole: bool = False) -> DimensionRule:
+    def rule(self, *, rest_unsharded: bool = False) -> DimensionRule:
         """Finish: an axis without a factor gets one of its own."""
         for axes, shapes in (
             (self._operands, self.operand_shapes),
             (self._results, self.result_shapes),
         ):
-            for mine, shape in zip(axes, shapes, strict=True):
+            for factors, shape in zip(axes, shapes, strict=True):
                 for axis, size in enumerate(shape):
-                    if not mine[axis] and size != 1:
-                        mine[axis] = (len(self._sizes),)
-                        if rest_whole:
-                            self._whole.add(len(self._sizes))
+                    if not factors[axis] and size != 1:
+                        factors[axis] = (len(self._sizes),)
+                        if rest_unsharded:
+                            self._unsharded.add(len(self._sizes))
                         self._sizes.append(int(size))
         return DimensionRule(
             tuple(map(tuple, self._operands)),
             tuple(map(tuple, self._results)),
             tuple(self._sizes),
             frozenset(self._reduced),
-            frozenset(self._whole),
+            frozenset(self._unsharded),
         )
 
 
@@ -133,20 +133,20 @@ def by_factor(
     splits: dict[int, Split] = {}
     left_over: set[int] = set()
     for axis, split in zip(axes, layout, strict=True):
-        place, taken = 0, 1
+        position, taken = 0, 1
         for factor in axis:
             splits[factor] = ()
-        for number in split:
-            size = mesh[number]
-            while place < len(axis) - 1 and factors[axis[place]] == taken:
-                place, taken = place + 1, 1
-            fits = place < len(axis) and (
-                place == len(axis) - 1 or factors[axis[place]] % (taken * size) == 0
+        for mesh_axis in split:
+            size = mesh[mesh_axis]
+            while position < len(axis) - 1 and factors[axis[position]] == taken:
+                position, taken = position + 1, 1
+            fits = position < len(axis) and (
+                position == len(axis) - 1 or factors[axis[position]] % (taken * size) == 0
             )
             if not fits:
-                left_over.update(split[split.index(number) :])
+                left_over.update(split[split.index(mesh_axis) :])
                 break
-            splits[axis[place]] += (number,)
+            splits[axis[position]] += (mesh_axis,)
             taken *= size
     return splits, left_over
 
@@ -154,7 +154,7 @@ def by_factor(
 def by_axis(
     axes: Axes, splits: dict[int, Split], factors: Sequence[int], mesh: Sequence[int]
 ) -> ArraySharding:
-    """The layout of one array of which each factor is split so.
+    """The sharding of one array by the splits of its factors.
 
     An inner factor is split only if those outside of it are split down to one element.
     """
@@ -164,13 +164,13 @@ def by_axis(
         split: Split = ()
         for factor in axis:
             new = splits.get(factor, ())
-            if any(number in used for number in new):
+            if any(mesh_axis in used for mesh_axis in new):
                 break
             split += new
             used.update(new)
             count = 1
-            for number in new:
-                count *= mesh[number]
+            for mesh_axis in new:
+                count *= mesh[mesh_axis]
             if count != factors[factor]:
                 break
         layout.append(split)
@@ -178,7 +178,7 @@ def by_axis(
 
 
 def _common(old: Split, new: Split, grow: bool) -> tuple[Split, bool]:
-    """As far as both begin alike; the longer one if one begins the other and `grow`."""
+    """The common prefix; the longer one if it extends the other and `grow`."""
     shorter = min(len(old), len(new))
     if old[:shorter] != new[:shorter]:
         at = next(n for n in range(shorter) if old[n] != new[n])
@@ -195,7 +195,7 @@ def agreed(
     results: Sequence[tuple[ArraySharding, int]],
     mesh: Sequence[int],
 ) -> tuple[tuple[ArraySharding, ...], tuple[ArraySharding, ...]]:
-    """Layouts of one operation's operands and results after each has told the others its own."""
+    """Shardings of one operation's operands and results, propagated between them."""
     arrays = [*operands, *results]
     axes = [*rule.operands, *rule.results]
     count = len(operands)
@@ -223,9 +223,9 @@ def agreed(
         return tuple(layout for layout, _ in operands), tuple(layout for layout, _ in results)
     order = _by_source(rule, axes, by_array, target)
     new = []
-    for mine, (splits, left_over), (layout, shut) in zip(axes, by_array, arrays, strict=True):
-        closed = {factor for axis, fs in enumerate(mine) if shut >> axis & 1 for factor in fs}
-        last = {fs[-1] for fs in mine if fs}
+    for array_axes, (splits, left_over), (layout, shut) in zip(axes, by_array, arrays, strict=True):
+        closed = {factor for axis, fs in enumerate(array_axes) if shut >> axis & 1 for factor in fs}
+        last = {fs[-1] for fs in array_axes if fs}
         grown = False
         for factor in order:
             if factor not in splits or len(target[factor]) <= len(splits[factor]):
@@ -238,7 +238,7 @@ def agreed(
             if len(split) > len(splits[factor]):
                 splits[factor] = split
                 grown = True
-        new.append(by_axis(mine, splits, rule.sizes, mesh) if grown else layout)
+        new.append(by_axis(array_axes, splits, rule.sizes, mesh) if grown else layout)
     return tuple(new[:count]), tuple(new[count:])
 
 
@@ -248,7 +248,7 @@ def _by_source(
     by_array: Sequence[tuple[dict[int, Split], set[int]]],
     target: Sequence[Split],
 ) -> list[int]:
-    """Factors in the order in which they are served: those that come from the largest array first.
+    """Factors in the order in which they are split: those that come from the largest array first.
 
     Of arrays of one size the first, of one array the first factor.
     """
@@ -272,7 +272,7 @@ def _by_source(
 
 def _within(
     target: Split,
-    mine: Split,
+    split: Split,
     size: int,
     mesh: Sequence[int],
     others: set[int],
@@ -280,15 +280,15 @@ def _within(
     closed: bool,
     innermost: bool,
 ) -> Split:
-    """As much of what is wanted as one factor of one array can have."""
-    if target[: len(mine)] != mine:
-        return mine
+    """The longest prefix of `target` that a factor of one array can be split by."""
+    if target[: len(split)] != split:
+        return split
     count = 1
-    for n, number in enumerate(target):
-        count *= mesh[number]
-        if n < len(mine):
+    for n, mesh_axis in enumerate(target):
+        count *= mesh[mesh_axis]
+        if n < len(split):
             continue
         fits = size % count == 0 or (innermost and size >= count)
-        if closed or number in others or not fits:
+        if closed or mesh_axis in others or not fits:
             return target[:n]
     return target

@@ -32,11 +32,11 @@ from .factors import DimensionRule, Factors, Shape
 from .primitive_rules import broadcast_in_dim
 
 CONSTANT = -1
-"""The number of all values that are made of nothing but constants: each use makes its own."""
+"""The id of all values that depend on constants only: each use computes its own."""
 
 
 def equation_key(equation: Any, operands: tuple[int, ...], new: Mapping[Any, Any]) -> Any:
-    """The key of an equation; None if what it computes cannot be told."""
+    """The key of an equation for CSE; None if equations with it may differ."""
     if equation.effects:
         return None
     constants = tuple(
@@ -67,11 +67,11 @@ class FlatOp:
     """One operation.
 
     Attributes:
-        name: of the primitive; "row" and "stack" of what a scan takes and gives, "edge" of a value
+        name: of the primitive; "row" and "stack" of a scan's xs and ys, "edge" of a value
             that is the same inside and outside of a loop.
         equation: the jaxpr's, for its parameters and source line; None of edges.
         rule: which axes belong together.
-        operands: numbers of values.
+        operands: ids of values.
         results: likewise.
         bodies: of a loop or branches.
     """
@@ -90,12 +90,12 @@ class BodyScope:
 
     Attributes:
         ops: in the program's order.
-        kind: "step" of the whole, else as `nested_programs.Body` says.
-        times: how often it runs each time that it is met.
+        kind: "step" of the outermost, else that of its `nested_programs.Body`.
+        times: how often it runs each time that its operation does.
         results: values that are alive at its end.
         carried: (result, input) that are one value from run to run.
-        inputs: of a "manual" one, (number of the operation's operand, value inside).
-        given: values inside that are one outside.
+        inputs: of a "manual" one, (index of the operation's operand, value inside).
+        arguments: values inside that are passed in from outside.
     """
 
     ops: list[FlatOp]
@@ -104,22 +104,22 @@ class BodyScope:
     inputs: tuple[tuple[int, int], ...] = ()
     results: tuple[int, ...] = ()
     carried: tuple[tuple[int, int], ...] = ()
-    given: frozenset[int] = frozenset()
+    arguments: frozenset[int] = frozenset()
 
 
 class FlatProgram:
-    """Values by number, and the scope of the whole step.
+    """Values by id, and the scope of the step.
 
     Attributes:
         shapes: of each value: the global one, or inside of a `shard_map` of its devices' blocks.
         itemsizes: bytes of one element of each value; 0 in the memory of the host.
         dtypes: names.
         scope: the operations.
-        inputs: numbers of the program's inputs.
-        results: numbers of its results.
+        inputs: ids of the program's inputs.
+        results: ids of its results.
         manual: values inside of a `shard_map`, of which only other axes can be split.
-        said: operators that say their rule themselves are one operation.
-        variables: of the program's own variables, the number of each.
+        uses_declared_rules: operators that declare their rule (`declared_rule`) are one operation.
+        variables: the program's own variables -> ids.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class FlatProgram:
         self.results: tuple[int, ...] = ()
         self.scope = BodyScope([], "step")
         self.manual: set[int] = set()
-        self.said = False
+        self.uses_declared_rules = False
         self.variables: dict[Any, int] = {}
 
     def value(self, aval: Any) -> int:
@@ -143,23 +143,28 @@ class FlatProgram:
         return len(self.shapes) - 1
 
     def size(self, value: int) -> int:
-        """Elements of the whole value."""
+        """Number of elements of a value."""
         return math.prod(self.shapes[value])
 
 
-def flattened(program: Any, *, text: bool = False) -> FlatProgram:
-    """Write out a program."""
+def flattened(program: Any, *, declared: bool = False) -> FlatProgram:
+    """Inline the calls of a program.
+
+    Args:
+        program: a closed jaxpr.
+        declared: use rules that operators of `custom_partitioning` declare.
+    """
     flat = FlatProgram()
-    flat.said = text
+    flat.uses_declared_rules = declared
     jaxpr = program.jaxpr
-    names: dict[Any, int] = dict.fromkeys(jaxpr.constvars, CONSTANT)
+    ids: dict[Any, int] = dict.fromkeys(jaxpr.constvars, CONSTANT)
     for variable in jaxpr.invars:
-        names[variable] = flat.value(variable.aval)
-    flat.inputs = tuple(names[var] for var in jaxpr.invars)
-    _write(flat, flat.scope, jaxpr, names, {})
-    flat.results = tuple(_number(var, names) for var in jaxpr.outvars)
+        ids[variable] = flat.value(variable.aval)
+    flat.inputs = tuple(ids[var] for var in jaxpr.invars)
+    _write(flat, flat.scope, jaxpr, ids, {})
+    flat.results = tuple(_value_id(var, ids) for var in jaxpr.outvars)
     flat.scope.results = flat.results
-    flat.variables = names
+    flat.variables = ids
     _without_dead(flat.scope)
     return flat
 
@@ -170,53 +175,53 @@ _SPLITTABLE = frozenset(
 )
 
 
-def _number(variable: Any, names: Mapping[Any, int]) -> int:
-    return CONSTANT if isinstance(variable, Literal) else names[variable]
+def _value_id(variable: Any, ids: Mapping[Any, int]) -> int:
+    return CONSTANT if isinstance(variable, Literal) else ids[variable]
 
 
 def _write(
     flat: FlatProgram,
     scope: BodyScope,
     jaxpr: Any,
-    names: dict[Any, int],
+    ids: dict[Any, int],
     visited: dict[Any, tuple[int, ...]],
 ) -> None:
     """Write out a jaxpr; `visited` has the results of what the scope already computes."""
     new: dict[Any, Any] = {}
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        operands = tuple([_number(var, names) for var in equation.invars])
+        operands = tuple([_value_id(var, ids) for var in equation.invars])
         constant = not any(operand != CONSTANT for operand in operands)
         if constant and (name in _SPLITTABLE or is_elementwise(name)):
             key = equation_key(equation, operands, new)
             for var in equation.outvars:
-                names[var] = CONSTANT
+                ids[var] = CONSTANT
                 new[var] = key
             continue
-        own = declared_rule(equation) if flat.said else None
-        inner = () if own else bodies(equation)
+        declared = declared_rule(equation) if flat.uses_declared_rules else None
+        inner = () if declared else bodies(equation)
         if not inner:
             key = equation_key(equation, operands, new)
             results = visited.get(key) if key is not None else None
             if results is None:
                 results = tuple([flat.value(var.aval) for var in equation.outvars])
-                rule = own or dimension_rule(equation)
+                rule = declared or dimension_rule(equation)
                 if is_elementwise(name):
                     rule, operands = _expanded(flat, scope, equation, rule, operands, results)
                 scope.ops.append(FlatOp(name, equation, rule, operands, results))
                 if key is not None:
                     visited[key] = results
             for var, result in zip(equation.outvars, results, strict=True):
-                names[var] = result
+                ids[var] = result
         elif inner[0].kind == "call":
-            _call(flat, scope, equation, inner[0], operands, names, visited)
+            _call(flat, scope, equation, inner[0], operands, ids, visited)
         else:
             results = tuple([flat.value(var.aval) for var in equation.outvars])
             for var, result in zip(equation.outvars, results, strict=True):
-                names[var] = result
-            parts = tuple(_body(flat, var, equation, operands, results) for var in inner)
+                ids[var] = result
+            scopes = tuple(_body(flat, var, equation, operands, results) for var in inner)
             rule = dimension_rule(equation)
-            scope.ops.append(FlatOp(name, equation, rule, operands, results, parts))
+            scope.ops.append(FlatOp(name, equation, rule, operands, results, scopes))
 
 
 def _expanded(
@@ -231,13 +236,13 @@ def _expanded(
     shape = flat.shapes[results[0]]
     expanded = list(operands)
     for n, operand in enumerate(operands):
-        arguments = () if operand == CONSTANT else flat.shapes[operand]
-        if arguments and arguments != shape and len(arguments) == len(shape):
+        before = () if operand == CONSTANT else flat.shapes[operand]
+        if before and before != shape and len(before) == len(shape):
             expanded[n] = value = len(flat.shapes)
             flat.shapes.append(shape)
             flat.itemsizes.append(flat.itemsizes[operand])
             flat.dtypes.append(flat.dtypes[operand])
-            broadcast = _broadcast(arguments, shape)
+            broadcast = _broadcast(before, shape)
             scope.ops.append(FlatOp("broadcast_in_dim", equation, broadcast, (operand,), (value,)))
     if tuple(expanded) == operands:
         return rule, operands
@@ -251,14 +256,14 @@ def _call(
     equation: Any,
     body: Body,
     operands: Sequence[int],
-    names: dict[Any, int],
+    ids: dict[Any, int],
     visited: dict[Any, tuple[int, ...]],
 ) -> None:
     inside: dict[Any, int] = dict.fromkeys(body.jaxpr.constvars, CONSTANT)
     for link in body.operands:
         inside[body.jaxpr.invars[link.inside]] = operands[link.outside]
     if equation.params.get("differentiated") and equation.params.get("prevent_cse", True):
-        # What is computed again is kept apart from what was computed before.
+        # jax.checkpoint: what is computed again must not be merged with what was computed before.
         for variable in body.jaxpr.invars:
             if inside[variable] != CONSTANT:
                 fresh = flat.value(variable.aval)
@@ -268,7 +273,7 @@ def _call(
                 inside[variable] = fresh
     _write(flat, scope, body.jaxpr, inside, visited)
     for link in body.results:
-        names[equation.outvars[link.outside]] = _number(body.jaxpr.outvars[link.inside], inside)
+        ids[equation.outvars[link.outside]] = _value_id(body.jaxpr.outvars[link.inside], inside)
 
 
 def _body(
@@ -296,7 +301,7 @@ def _body(
             rule = identity(flat.shapes[index])
             scope.ops.append(FlatOp("edge", None, rule, (operand,), (index,)))
     _write(flat, scope, body.jaxpr, inside, {})
-    ends = tuple(_number(var, inside) for var in body.jaxpr.outvars)
+    ends = tuple(_value_id(var, inside) for var in body.jaxpr.outvars)
     for link in body.results:
         result, end = results[link.outside], ends[link.inside]
         if end == CONSTANT:
@@ -316,7 +321,7 @@ def _body(
             scope.ops.append(FlatOp("edge", None, rule, (results[outside[end]],), (before,)))
     scope.results = ends
     scope.carried = tuple(loops)
-    scope.given = frozenset([inside[var] for var in body.jaxpr.invars])
+    scope.arguments = frozenset([inside[var] for var in body.jaxpr.invars])
     if body.kind == "manual":
         scope.inputs = tuple(
             (link.outside, inside[body.jaxpr.invars[link.inside]]) for link in body.operands
@@ -345,7 +350,7 @@ def _row(shape: Shape) -> DimensionRule:
     factors = Factors((shape,), (shape[1:],))
     for axis, size in enumerate(shape[1:]):
         factors.tie({0: axis + 1}, {0: axis}, size)
-    return factors.rule(rest_whole=True)
+    return factors.rule(rest_unsharded=True)
 
 
 @cached(1 << 12)
@@ -353,18 +358,18 @@ def _stack(shape: Shape) -> DimensionRule:
     factors = Factors((shape[1:],), (shape,))
     for axis, size in enumerate(shape[1:]):
         factors.tie({0: axis}, {0: axis + 1}, size)
-    return factors.rule(rest_whole=True)
+    return factors.rule(rest_unsharded=True)
 
 
 def _without_dead(scope: BodyScope, used: set[int] | None = None) -> None:
-    """Drop operations whose results nobody uses, as XLA does."""
+    """Drop operations whose results are unused (DCE), as XLA does."""
     used = set() if used is None else used
     used.update(scope.results if scope.kind == "step" else ())
     starts = {start for _, start in scope.carried}
     rows = []
     for op in reversed(scope.ops):
         passed = op.name == "edge" or (op.equation is not None and op.equation.effects)
-        if op.name == "edge" and op.results[0] in scope.given - starts:
+        if op.name == "edge" and op.results[0] in scope.arguments - starts:
             passed = False
         if passed or any(result in used for result in op.results):
             rows.append(op)
@@ -380,7 +385,7 @@ def _without_dead(scope: BodyScope, used: set[int] | None = None) -> None:
 
 
 def _drop_unread(op: FlatOp, body: BodyScope, used: set[int]) -> None:
-    """Drop what a scan stacks and nobody reads; what it takes is read by its body's operations."""
+    """Drop unused ys of a scan; its xs are read by its body's operations."""
     count = len(body.carried)
     saved = [n for n, result in enumerate(op.results) if n < count or result in used]
     op.results = tuple([op.results[n] for n in saved])

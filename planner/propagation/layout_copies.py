@@ -27,7 +27,7 @@ REORDER = "reorder"
 
 
 def reorder(program: LocalProgram) -> None:
-    """Copy operands and results of products into the order that the host's kernels want.
+    """Copy operands and results of products into the order that the host's kernels read.
 
     Args:
         program: of one device; it is changed.
@@ -54,8 +54,8 @@ def _reorder(program: LocalProgram, scope: LocalScope) -> None:
             ops.append(LocalOp(REORDER, op.equation, new.results, (result,)))
             program.makers[result] = ops[-1]
         elif new is not op:
-            for one in op.results:
-                program.makers[one] = new
+            for value in op.results:
+                program.makers[value] = new
     scope.ops = ops
 
 
@@ -67,7 +67,7 @@ def _copy(program: LocalProgram, ops: list[LocalOp], op: LocalOp, value: int) ->
 
 
 def _unordered(program: LocalProgram, op: LocalOp) -> tuple[bool, bool, bool]:
-    """Whether the left operand, the right one and the result lie in another order."""
+    """Whether the left operand, the right one and the result are stored in another order."""
     if op.name == "dot_general":
         ((left, _), (batch, _)) = op.equation.params["dimension_numbers"]
         rank = len(program.shapes[op.operands[0]]) if op.operands[0] != CONSTANT else 0
@@ -75,13 +75,13 @@ def _unordered(program: LocalProgram, op: LocalOp) -> tuple[bool, bool, bool]:
         in_order = tuple(sorted(left)) == last and tuple(batch) == tuple(range(len(batch)))
         return not in_order, False, False
     if op.name == "conv_general_dilated":
-        unordered = op.equation.params["dimension_numbers"]
-        rank = len(unordered.lhs_spec)
+        dims = op.equation.params["dimension_numbers"]
+        rank = len(dims.lhs_spec)
         inner = tuple(range(1, rank - 1))
         return (
-            unordered.lhs_spec != (0, rank - 1, *inner),
-            unordered.rhs_spec != (rank - 1, rank - 2, *range(rank - 2)),
-            unordered.out_spec != (0, rank - 1, *inner),
+            dims.lhs_spec != (0, rank - 1, *inner),
+            dims.rhs_spec != (rank - 1, rank - 2, *range(rank - 2)),
+            dims.out_spec != (0, rank - 1, *inner),
         )
     return False, False, False
 
@@ -109,12 +109,12 @@ class _Orders:
     def __init__(self, program: LocalProgram) -> None:
         self.program = program
         self.orders: dict[int, Order | None] = {}
-        """Of values that lie in another order than that of their axes; None: in any."""
+        """Value -> its order, where that is not the order of its axes; None: any."""
         self.copies: dict[tuple[int, Order], int] = {}
         self.rows: set[int] = set()
-        """Values that lie as rows of a loop's stacks do."""
+        """Values in the order of the rows of a loop's stacks."""
         self.latest: dict[int, int] = {}
-        """Values that what is computed element by element reads from a copy."""
+        """Value -> its last copy for an elementwise operation, which later ones read too."""
 
     def scope(self, scope: LocalScope, above: Callable[[int, Order], int] | None) -> None:
         ops: list[LocalOp] = []
@@ -124,10 +124,10 @@ class _Orders:
                 self.orders[inner] = self.orders[outer]
 
         def copied(value: int, order: Order, reader: LocalOp) -> int:
-            """The value in an order."""
+            """A value in an order, by a copy if need be."""
             row = rows.get(value)
             if row is not None and above is not None:
-                outer = above(row.operands[0], (0, *(one + 1 for one in order)))
+                outer = above(row.operands[0], (0, *(axis + 1 for axis in order)))
                 row.operands = (outer,)
                 scope.outside[outer] = outer
                 self.orders[value] = order
@@ -156,26 +156,26 @@ class _Orders:
                 rows[op.results[0]] = op
             if is_elementwise(op.name):
                 # What was copied is read from its copy.
-                now = tuple([self.latest.get(one, one) for one in op.operands])
+                now = tuple([self.latest.get(operand, operand) for operand in op.operands])
                 op = op if now == op.operands else dataclasses.replace(op, operands=now)
-            target = self._wanted(op)
+            target = self._read_orders(op)
             operands = tuple(
                 [
-                    one if order is None or self._order(one) in (order, None) else
-                    copied(one, order, op)
-                    for one, order in zip(op.operands, target, strict=True)
+                    operand if order is None or self._order(operand) in (order, None) else
+                    copied(operand, order, op)
+                    for operand, order in zip(op.operands, target, strict=True)
                 ]
             )  # fmt: skip
             new = op if operands == op.operands else dataclasses.replace(op, operands=operands)
             ops.append(new)
             if new is not op:
-                for one in op.results:
-                    self.program.makers[one] = new
+                for result in op.results:
+                    self.program.makers[result] = new
             self._note(new)
         scope.ops = ops
 
     def _order(self, value: int) -> Order | None:
-        """The order in which a value lies; None if it may lie in any."""
+        """The order in which a value is stored; None if it may be any."""
         if value == CONSTANT:
             return None
         return self.orders.get(value, self._default(value))
@@ -183,65 +183,76 @@ class _Orders:
     def _default(self, value: int) -> Order:
         return tuple([axis for axis, size in enumerate(self.program.shapes[value]) if size != 1])
 
-    def _wanted(self, op: LocalOp) -> tuple[Order | None, ...]:
-        """The order in which each operand is needed; None: as it is."""
+    def _read_orders(self, op: LocalOp) -> tuple[Order | None, ...]:
+        """The order in which an operation reads each operand; None: as it is stored."""
         if op.name == "dot_general":
             summed, batch = op.equation.params["dimension_numbers"]
             return tuple(
                 [
-                    self._readable(*arguments, right=bool(index))
-                    for index, arguments in enumerate(zip(op.operands, summed, batch, strict=True))
+                    self._readable(*operand_axes, right=bool(index))
+                    for index, operand_axes in enumerate(
+                        zip(op.operands, summed, batch, strict=True)
+                    )
                 ]
             )
         if is_elementwise(op.name):
             shape = self.program.shapes[op.results[0]]
             is_full_size = [
-                one != CONSTANT and self.program.shapes[one] == shape for one in op.operands
+                operand != CONSTANT and self.program.shapes[operand] == shape
+                for operand in op.operands
             ]
             order = self._order_of_first(
-                [one for one, is_full in zip(op.operands, is_full_size, strict=True) if is_full]
+                [
+                    operand
+                    for operand, is_full in zip(op.operands, is_full_size, strict=True)
+                    if is_full
+                ]
             )
             return tuple([order if is_full else None for is_full in is_full_size])
         if op.name == "reshape" and not self._same_sizes(op):
-            return tuple([self._default(one) if one != CONSTANT else None for one in op.operands])
+            return tuple(
+                [self._default(operand) if operand != CONSTANT else None for operand in op.operands]
+            )
         return (None,) * len(op.operands)
 
     def _readable(
         self, value: int, summed: tuple[int, ...], batch: tuple[int, ...], *, right: bool
     ) -> Order | None:
-        """The order in which a product reads an operand; None: as it lies."""
+        """The order in which a product reads an operand; None: as it is stored."""
         order = self._order(value)
         if order is None:
             return None
-        first = tuple([one for one in batch if one in order])
-        last = tuple([one for one in summed if one in order])
-        free = tuple([one for one in sorted(order) if one not in batch and one not in summed])
+        first = tuple([axis for axis in batch if axis in order])
+        last = tuple([axis for axis in summed if axis in order])
+        free = tuple([axis for axis in sorted(order) if axis not in batch and axis not in summed])
         if not batch:
             return None if order == (*free, *last) else (*free, *sorted(last))
         either = (*first, *free, *last), (*first, *last, *free)
         return None if order in either else either[right]
 
     def _order_of_first(self, values: Sequence[int]) -> Order | None:
-        """The order of what is made first of some values: the others are copied into it.
+        """The order of the value that is computed first: the others are copied into it.
 
-        What a loop reads row by row comes last: its stack is copied as a whole.
+        What a loop reads row by row comes last: its full stack is copied.
         """
-        order = [(one in self.rows, one) for one in values if self._order(one) is not None]
-        return self._order(min(order)[1]) if order else None
+        candidates = [
+            (value in self.rows, value) for value in values if self._order(value) is not None
+        ]
+        return self._order(min(candidates)[1]) if candidates else None
 
     def _same_sizes(self, op: LocalOp) -> bool:
         """Whether a reshape only adds or drops axes of size 1."""
         (before,), (after,) = op.operands, op.results
         shapes = self.program.shapes
-        sizes = [[one for one in shapes[value] if one != 1] for value in (before, after)]
+        sizes = [[size for size in shapes[value] if size != 1] for value in (before, after)]
         return before != CONSTANT and sizes[0] == sizes[1]
 
     def _note(self, op: LocalOp) -> None:
-        """Keep in which order the results lie."""
+        """Note the order of an operation's results."""
         if not op.results or not op.operands:
             return
         result, first = op.results[0], op.operands[0]
-        ordered = [one for one in op.operands if self._order(one) is not None]
+        ordered = [operand for operand in op.operands if self._order(operand) is not None]
         if op.name == "row" or (
             ordered and not is_product(op.name) and self.rows.issuperset(ordered)
         ):
@@ -250,14 +261,14 @@ class _Orders:
             self.orders[result] = None
         elif is_elementwise(op.name):
             shape = self.program.shapes[result]
-            full = [one for one in op.operands if one != CONSTANT
-                    and self.program.shapes[one] == shape]  # fmt: skip
+            full = [operand for operand in op.operands if operand != CONSTANT
+                    and self.program.shapes[operand] == shape]  # fmt: skip
             self.orders[result] = self._order_of_first(full)
         elif first == CONSTANT or first not in self.orders or op.axes:
             if op.name == "transpose" and first != CONSTANT:
-                self.orders[result] = self._turned(op)
+                self.orders[result] = self._transposed(op)
         elif op.name == "transpose":
-            self.orders[result] = self._turned(op)
+            self.orders[result] = self._transposed(op)
         elif op.name in _KEPT and self._default(first) == self._default(result):
             self.orders[result] = self.orders[first]
         elif op.name in ("squeeze", "expand_dims", "reshape") and self._same_sizes(op):
@@ -266,12 +277,12 @@ class _Orders:
             self.orders[result] = None if order is None else tuple([positions[n] for n in order])
         elif op.name == "row":
             order = self.orders[first]
-            self.orders[result] = order and tuple([one - 1 for one in order if one])
+            self.orders[result] = order and tuple([axis - 1 for axis in order if axis])
         elif op.name == "stack":
             order = self.orders[first]
-            self.orders[result] = order and (0, *[one + 1 for one in order])
+            self.orders[result] = order and (0, *[axis + 1 for axis in order])
 
-    def _turned(self, op: LocalOp) -> Order | None:
+    def _transposed(self, op: LocalOp) -> Order | None:
         order = self._order(op.operands[0])
         axes = op.equation.params["permutation"]
-        return None if order is None else tuple([axes.index(one) for one in order])
+        return None if order is None else tuple([axes.index(axis) for axis in order])

@@ -1,4 +1,4 @@
-"""One device's program: values of its shards by number, and operations on them."""
+"""One device's program: values of its shards by id, and operations on them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class LocalOp:
 
     Attributes:
         name: of the primitive, or of a collective its kind as HLO calls it.
-        equation: that it comes from; None if from none.
-        operands: numbers of local values.
+        equation: the jaxpr's; None if it comes from none.
+        operands: ids of local values.
         results: likewise.
         flops: of one device.
-        axes: of a collective, the numbers of the mesh axes.
+        axes: of a collective, the ids of the mesh axes.
         sent: of a collective, bytes.
         inner: of an all-gather, as of `ReshardingStep`.
         bodies: of a loop or branches.
@@ -50,7 +50,7 @@ class LocalScope:
     Attributes:
         ops: in the program's order.
         kind: as of `flat_program.BodyScope`.
-        times: how often it runs each time that it is met.
+        times: how often it runs each time that its operation does.
         results: local values that are alive at its end.
         carried: (result, input) that are one value from run to run.
         outside: local value inside -> the one outside that it is the same as.
@@ -65,14 +65,14 @@ class LocalScope:
 
 
 class LocalProgram:
-    """Values of one device by number, and what it does.
+    """Values of one device by id, and its operations.
 
     Attributes:
         bytes: of each value on one device.
         shapes: of one device's block.
         dtypes: names.
-        makers: of each value the operation that makes it; None of inputs.
-        inputs: numbers of local values.
+        makers: of each value the operation that computes it; None of inputs.
+        inputs: ids of local values.
         results: likewise.
         scope: the operations.
     """
@@ -97,17 +97,17 @@ class LocalProgram:
 
     def copy(self, value: int) -> int:
         """Add a value like another one."""
-        result = self.value(self.shapes[value], 0, self.dtypes[value])
-        self.bytes[result] = self.bytes[value]
-        self.makers[result] = self.makers[value]
-        return result
+        copied = self.value(self.shapes[value], 0, self.dtypes[value])
+        self.bytes[copied] = self.bytes[value]
+        self.makers[copied] = self.makers[value]
+        return copied
 
 
 def as_read(op: LocalOp) -> LocalOp:
-    """A loop with the operands that its bodies read."""
+    """A loop without the operands that its bodies do not read."""
     if op.bodies[0].kind not in ("scan", "while"):
         return op
-    read = {one for body in op.bodies for one in _read(body)}
+    read = {value for body in op.bodies for value in _read(body)}
     for body in op.bodies:
         body.outside = {
             inner: outer for inner, outer in body.outside.items() if inner in read or inner == outer
@@ -119,11 +119,11 @@ def as_read(op: LocalOp) -> LocalOp:
 
 
 def _read(scope: LocalScope) -> set[int]:
-    """What the operations of a scope read, and what it carries and gives."""
-    value = {operand for op in scope.ops for operand in op.operands}
-    value.update(scope.results, *scope.carried)
+    """Values that the operations of a scope read, that it carries and returns."""
+    read = {operand for op in scope.ops for operand in op.operands}
+    read.update(scope.results, *scope.carried)
     for op in scope.ops:
         for body in op.bodies:
-            value |= _read(body)
-            value.update(body.outside.values())
-    return value
+            read |= _read(body)
+            read.update(body.outside.values())
+    return read

@@ -3,7 +3,8 @@
 The stages are those of XLA's partitioner Shardy (`BasicPropagation` and `OpPriorityPropagation`):
 inputs and constraints are fixed. Then shardings propagate both ways, first through operations that
 only pass elements on (elementwise operations, reshapes, values carried by loops), then along all
-factors that are neither summed nor unsplit, then along all. Each stage runs until nothing changes.
+factors that are neither reduced nor unsharded, then along all. Each stage runs until nothing
+changes.
 A sharding only grows.
 
 Results are cached by operation and operand shardings, so that a step of eighty equal layers costs
@@ -30,9 +31,9 @@ _SLICED = frozenset(("dynamic_slice", "dynamic_update_slice", "row", "stack"))
 
 
 class ArrayShardings:
-    """Layouts as numbers: those that occur, with the axes that are closed in each.
+    """Shardings by id: those that occur, with the axes that are closed in each.
 
-    A mesh axis is written as its prime parts, the outermost first, each with a number of its own:
+    A mesh axis is written as its prime factors, the outermost first, each with an id of its own:
     twelve heads are split by the first two of the three halves of an axis of eight, as Shardy does
     by its sub-axes.
 
@@ -40,37 +41,38 @@ class ArrayShardings:
         sizes: mesh axes and their sizes, in the mesh's order.
 
     Attributes:
-        sizes: of the parts.
+        sizes: of the sub-axes, by id.
+        by_id: sharding and closed axes (as bits) by id.
 
     Example:
         >>> layouts = ArrayShardings({"data": 8, "model": 3})
-        >>> layouts.sizes, layouts.parts("data"), layouts.axes((1, 3))
+        >>> layouts.sizes, layouts.sub_axes("data"), layouts.axes((1, 3))
         ((2, 2, 2, 3), (0, 1, 2), ('data', 'model'))
     """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        """No layout is known yet."""
+        """No sharding has an id yet."""
         owners = [(name, prime) for name, size in sizes.items() for prime in _primes(size)]
-        self.sizes = tuple([chunk for _, chunk in owners])
+        self.sizes = tuple([prime for _, prime in owners])
         self._owners = tuple([name for name, _ in owners])
-        self._parts = {
+        self._sub_axes = {
             name: tuple([n for n, (owner, _) in enumerate(owners) if owner == name])
             for name in sizes
         }
-        self._numbers: dict[tuple[ArraySharding, int], int] = {}
-        self.known: list[tuple[ArraySharding, int]] = []
+        self._ids: dict[tuple[ArraySharding, int], int] = {}
+        self.by_id: list[tuple[ArraySharding, int]] = []
 
-    def number(self, layout: ArraySharding, closed: int = 0) -> int:
-        """The number of a layout."""
+    def id_of(self, layout: ArraySharding, closed: int = 0) -> int:
+        """The id of a sharding with closed axes."""
         key = layout, closed
-        result = self._numbers.get(key)
-        if result is None:
-            result = self._numbers[key] = len(self.known)
-            self.known.append(key)
-        return result
+        layout_id = self._ids.get(key)
+        if layout_id is None:
+            layout_id = self._ids[key] = len(self.by_id)
+            self.by_id.append(key)
+        return layout_id
 
     def of_spec(self, spec: PartitionSpec, rank: int) -> int:
-        """The number of a `PartitionSpec`; axes it leaves open are open."""
+        """The id of a `PartitionSpec`; its UNCONSTRAINED axes are open."""
         entries = (*spec, *(None,) * rank)[:rank]
         layout: list[Split] = []
         closed = 0
@@ -80,12 +82,12 @@ class ArrayShardings:
                 continue
             closed |= 1 << axis
             names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-            layout.append(tuple([chunk for name in names for chunk in self._parts[name]]))
-        return self.number(tuple(layout), closed)
+            layout.append(tuple([sub_axis for name in names for sub_axis in self._sub_axes[name]]))
+        return self.id_of(tuple(layout), closed)
 
-    def parts(self, name: str) -> Split:
-        """The numbers of a mesh axis."""
-        return self._parts[name]
+    def sub_axes(self, name: str) -> Split:
+        """The ids of a mesh axis."""
+        return self._sub_axes[name]
 
     def axes(self, split: Iterable[int]) -> tuple[str, ...]:
         """Names of mesh axes, in the mesh's order."""
@@ -93,35 +95,35 @@ class ArrayShardings:
 
 
 def _primes(size: int) -> list[int]:
-    result, chunk = [], 2
+    primes, prime = [], 2
     while size > 1:
-        if size % chunk:
-            chunk += 1
+        if size % prime:
+            prime += 1
         else:
-            result.append(chunk)
-            size //= chunk
-    return result
+            primes.append(prime)
+            size //= prime
+    return primes
 
 
 def propagate(
     flat: FlatProgram,
     layouts: ArrayShardings,
-    arguments: Mapping[int, int],
+    input_layouts: Mapping[int, int],
     target: Sequence[NamedSharding | None] = (),
 ) -> list[ArraySharding]:
-    """Lay out all values.
+    """Propagate shardings to all values.
 
     Args:
         flat: the program.
         layouts: of the mesh.
-        arguments: layouts of inputs, by the number of the value; numbers of `layouts`.
+        input_layouts: input value -> id of its sharding in `layouts`.
         target: of results; None leaves one to what reaches it.
 
     Returns:
-        The layout of each value, and after those of the program's the constrained results.
+        The sharding of each value; those of constrained results come after the program's values.
     """
-    states = [layouts.number(((),) * len(shape)) for shape in flat.shapes]
-    for value, state in arguments.items():
+    states = [layouts.id_of(((),) * len(shape)) for shape in flat.shapes]
+    for value, state in input_layouts.items():
         states[value] = state
     ops = list(_in_order(flat.scope, flat.results))
     for op in ops:
@@ -134,7 +136,7 @@ def propagate(
                 states[value] = layouts.of_spec(spec, len(flat.shapes[value]))
     ops = [op for op in ops if not op.bodies] + _results(flat, layouts, states, target)
     _Propagation(layouts, states, ops).run()
-    return [layouts.known[state][0] for state in states]
+    return [layouts.by_id[state][0] for state in states]
 
 
 def _results(
@@ -143,7 +145,7 @@ def _results(
     states: list[int],
     target: Sequence[NamedSharding | None],
 ) -> list[FlatOp]:
-    """An operation for each result with a layout of its own, that has it and passes it on."""
+    """An operation for each constrained result, whose result has that sharding."""
     results = []
     for value, sharding in zip(flat.results, target, strict=False):
         if sharding is not None and value != CONSTANT:
@@ -180,50 +182,50 @@ class _Propagation:
         self.layouts = layouts
         self.states = states
         self.rules: list[tuple[DimensionRule, str]] = []
-        self.touched: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
-        self.answers: list[dict[tuple[int, ...], tuple[int, ...]]] = []
+        self.operations: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        self.caches: list[dict[tuple[int, ...], tuple[int, ...]]] = []
         self.users: dict[int, list[int]] = {}
         # Rules of equal operations are the same object, and operations keep them alive.
         indices: dict[tuple[int, str, tuple[int, ...]], int] = {}
-        for place, op in enumerate(ops):
+        for op_index, op in enumerate(ops):
             kind = _kind(op)
             operands = tuple([n for n, operand in enumerate(op.operands) if operand != CONSTANT])
             key = (id(op.rule), kind, operands)
-            number = indices.get(key)
-            if number is None:
-                number = indices[key] = len(self.rules)
+            rule_index = indices.get(key)
+            if rule_index is None:
+                rule_index = indices[key] = len(self.rules)
                 self.rules.append((_only(op.rule, operands), kind))
-                self.answers.append({})
+                self.caches.append({})
             values = tuple([op.operands[n] for n in operands])
-            self.touched.append((number, values, op.results))
+            self.operations.append((rule_index, values, op.results))
             for value in {*values, *op.results}:
-                self.users.setdefault(value, []).append(place)
+                self.users.setdefault(value, []).append(op_index)
 
     def run(self) -> None:
         for stage in range(STAGES):
             self.directions = [_directions(rule, kind, stage) for rule, kind in self.rules]
-            for answers in self.answers:
-                answers.clear()
-            # As MLIR's driver: in the program's order, but what was passed and learns something
-            # new comes at once.
-            waiting = list(range(len(self.touched) - 1, -1, -1))
-            waits = bytearray(b"\1") * len(self.touched)
+            for cache in self.caches:
+                cache.clear()
+            # As MLIR's greedy driver: in the program's order, but an operation that was visited is
+            # visited again at once when a sharding that it reads or writes changes.
+            waiting = list(range(len(self.operations) - 1, -1, -1))
+            waits = bytearray(b"\1") * len(self.operations)
             while waiting:
-                place = waiting.pop()
-                waits[place] = 0
-                self._visit(place, waiting, waits)
+                op_index = waiting.pop()
+                waits[op_index] = 0
+                self._visit(op_index, waiting, waits)
 
-    def _visit(self, place: int, waiting: list[int], waits: bytearray) -> None:
-        number, operands, results = self.touched[place]
+    def _visit(self, op_index: int, waiting: list[int], waits: bytearray) -> None:
+        rule_index, operands, results = self.operations[op_index]
         states = self.states
-        key = tuple([states[one] for one in (*operands, *results)])
-        answer = self.answers[number].get(key)
-        if answer is None:
-            answer = self._answer(number, key, len(operands))
-            self.answers[number][key] = answer
-        if answer == key:
+        before = tuple([states[value] for value in (*operands, *results)])
+        after = self.caches[rule_index].get(before)
+        if after is None:
+            after = self._agreed(rule_index, before, len(operands))
+            self.caches[rule_index][before] = after
+        if after == before:
             return
-        for value, old, new in zip((*operands, *results), key, answer, strict=True):
+        for value, old, new in zip((*operands, *results), before, after, strict=True):
             if new != old and states[value] == old:
                 states[value] = new
                 for user in self.users[value]:
@@ -231,21 +233,21 @@ class _Propagation:
                         waits[user] = 1
                         waiting.append(user)
 
-    def _answer(self, number: int, key: tuple[int, ...], operands: int) -> tuple[int, ...]:
-        directions = self.directions[number]
+    def _agreed(self, rule_index: int, before: tuple[int, ...], operands: int) -> tuple[int, ...]:
+        directions = self.directions[rule_index]
         if not any(directions):
-            return key
-        known = self.layouts.known
-        arrays = [known[one] for one in key]
+            return before
+        by_id = self.layouts.by_id
+        arrays = [by_id[layout_id] for layout_id in before]
         first, second = agreed(
-            self.rules[number][0],
+            self.rules[rule_index][0],
             directions,
             arrays[:operands],
             arrays[operands:],
             self.layouts.sizes,
         )
         return tuple(
-            self.layouts.number(layout, closed)
+            self.layouts.id_of(layout, closed)
             for layout, (_, closed) in zip((*first, *second), arrays, strict=True)
         )
 
@@ -260,18 +262,18 @@ def _kind(op: FlatOp) -> str:
     # One that only adds axes of size 1 is a reshape.
     (before,), (after,) = op.rule.operands, op.rule.results
     present = {factor for axis in before for factor in axis}
-    new = [op.rule.sizes[one] for axis in after for one in axis if one not in present]
+    new = [op.rule.sizes[factor] for axis in after for factor in axis if factor not in present]
     return "broadcast" if any(size > 1 for size in new) else "passed"
 
 
 def _directions(rule: DimensionRule, kind: str, stage: int) -> list[int]:
-    """For each factor, where layouts go at a stage."""
+    """For each factor, the direction in which shardings propagate at a stage."""
     if stage == 2 or kind == "passed":
         return [BOTH] * len(rule.sizes)
     if stage == 0:
         return [FORWARD if kind == "sliced" else NONE] * len(rule.sizes)
     directions = BACKWARD if kind == "broadcast" else BOTH
-    fixed = rule.reduced | rule.whole
+    fixed = rule.reduced | rule.unsharded
     rest = FORWARD if kind == "sliced" else NONE
     return [rest if factor in fixed else directions for factor in range(len(rule.sizes))]
 
@@ -281,4 +283,4 @@ def _only(rule: DimensionRule, operands: tuple[int, ...]) -> DimensionRule:
     if len(operands) == len(rule.operands):
         return rule
     only = tuple(rule.operands[n] for n in operands)
-    return DimensionRule(only, rule.results, rule.sizes, rule.reduced, rule.whole)
+    return DimensionRule(only, rule.results, rule.sizes, rule.reduced, rule.unsharded)

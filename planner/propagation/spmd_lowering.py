@@ -18,7 +18,14 @@ from isoshard.core.kit import flops_of, is_elementwise, is_product
 from .factors import ArraySharding, Split
 from .flat_program import CONSTANT, BodyScope, FlatOp, FlatProgram
 from .local_program import LocalOp, LocalProgram, LocalScope, exchange_op
-from .partitioning import OpPartition, ReshardingStep, moves, partition_op, shard_bytes, shard_shape
+from .partitioning import (
+    OpPartition,
+    ReshardingStep,
+    partition_op,
+    resharding_steps,
+    shard_bytes,
+    shard_shape,
+)
 from .sharding_propagation import ArrayShardings
 from .target_rules import TargetRules
 
@@ -45,7 +52,7 @@ _MANUAL = {
     "ragged_all_to_all": "all-to-all",
     "ppermute": "collective-permute",
 }
-"""Collectives that a `shard_map` names itself."""
+"""Collectives inside of a `shard_map`, by primitive."""
 
 
 def spmd_lowered(
@@ -55,7 +62,7 @@ def spmd_lowered(
     target: Sequence[ArraySharding | None],
     rules: TargetRules,
 ) -> LocalProgram:
-    """Write what one device does.
+    """The program of one device.
 
     Args:
         flat: the program.
@@ -64,10 +71,10 @@ def spmd_lowered(
         target: of the program's results; None leaves one as it is.
         rules: of the machine: how terms are added up.
     """
-    return _Writer(flat, layouts, sharding, rules).write(target)
+    return _Lowering(flat, layouts, sharding, rules).write(target)
 
 
-class _Writer:
+class _Lowering:
     def __init__(
         self,
         flat: FlatProgram,
@@ -76,107 +83,112 @@ class _Writer:
         rules: TargetRules,
     ) -> None:
         self.flat = flat
-        self.laid = sharding
+        self.sharding = sharding
         self.layouts = layouts
         self.mesh = layouts.sizes
         self.rules = rules
         self.local = LocalProgram()
-        self.numbers: dict[int, int] = {}
-        self.divisions: dict[Any, OpPartition] = {}
-        self.moves: dict[Any, tuple[tuple[ReshardingStep, ...], int]] = {}
+        self.local_ids: dict[int, int] = {}
+        self.partitions: dict[Any, OpPartition] = {}
+        self.steps: dict[Any, tuple[tuple[ReshardingStep, ...], int]] = {}
         self.sums: dict[int, int] = {}
 
     def write(self, target: Sequence[ArraySharding | None]) -> LocalProgram:
         flat, local = self.flat, self.local
-        local.inputs = tuple(self._number(one) for one in flat.inputs)
+        local.inputs = tuple(self._local_id(value) for value in flat.inputs)
         self._scope(flat.scope, local.scope)
         results = []
-        brought: dict[tuple[int, ArraySharding], int] = {}
+        cache: dict[tuple[int, ArraySharding], int] = {}
         for value, layout in zip(flat.results, target, strict=True):
             if value == CONSTANT:
                 results.append(CONSTANT)
             elif layout is None:
-                results.append(self._number(value))
+                results.append(self._local_id(value))
             else:
-                results.append(self._brought(value, layout, local.scope, brought, None))
+                results.append(self._resharded(value, layout, local.scope, cache, None))
         local.results = local.scope.results = tuple(results)
         return local
 
-    def _number(self, value: int) -> int:
+    def _local_id(self, value: int) -> int:
         if value == CONSTANT:
             return CONSTANT
-        result = self.numbers.get(value)
-        if result is None:
+        local_id = self.local_ids.get(value)
+        if local_id is None:
             flat = self.flat
-            shape = shard_shape(flat.shapes[value], self.laid[value], self.mesh)
-            result = self.local.value(shape, flat.itemsizes[value], flat.dtypes[value])
-            self.numbers[value] = result
-        return result
+            shape = shard_shape(flat.shapes[value], self.sharding[value], self.mesh)
+            local_id = self.local.value(shape, flat.itemsizes[value], flat.dtypes[value])
+            self.local_ids[value] = local_id
+        return local_id
 
     def _scope(self, flat: BodyScope, scope: LocalScope) -> None:
-        brought: dict[tuple[int, ArraySharding], int] = {}
+        cache: dict[tuple[int, ArraySharding], int] = {}
         for op in flat.ops:
             if op.name == "edge":
-                if op.results[0] not in flat.given:
-                    self._edge(op, scope, scope, brought, None)
+                if op.results[0] not in flat.arguments:
+                    self._edge(op, scope, scope, cache, None)
             elif op.bodies:
-                self._bodies(op, scope, brought)
+                self._bodies(op, scope, cache)
             elif op.name in _MANUAL and op.operands[0] in self.flat.manual:
                 self._manual(op, scope)
             else:
-                self._op(op, scope, brought)
+                self._op(op, scope, cache)
 
     def _add(self, scope: LocalScope, op: LocalOp) -> None:
         scope.ops.append(op)
-        for one in op.results:
-            if self.local.makers[one] is None:
-                self.local.makers[one] = op
+        for result in op.results:
+            if self.local.makers[result] is None:
+                self.local.makers[result] = op
 
     def _op(
-        self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArraySharding], int]
+        self, op: FlatOp, scope: LocalScope, cache: dict[tuple[int, ArraySharding], int]
     ) -> None:
-        division = self._division(op)
+        partition = self._partition(op)
         operands = [
-            self._brought(value, layout, scope, brought, op.equation)
-            for value, layout in zip(op.operands, division.operands, strict=True)
+            self._resharded(value, layout, scope, cache, op.equation)
+            for value, layout in zip(op.operands, partition.operands, strict=True)
         ]
-        for operand, axis, split in division.neighbours:
+        for operand, axis, split in partition.neighbours:
             if op.operands[operand] != CONSTANT:
                 self._neighbours(op, operand, axis, split, operands, scope)
-        flops = self._flops(op) / division.shares
-        results = [self._number(one) for one in op.results]
+        flops = self._flops(op) / partition.shares
+        results = [self._local_id(value) for value in op.results]
         new = []
         pending: list[LocalOp] = []
-        for value, result, layout in zip(op.results, results, division.results, strict=True):
-            new.append(self._made(op, value, result, layout, division.summed, pending))
+        for value, result, layout in zip(op.results, results, partition.results, strict=True):
+            new.append(self._unreduced_result(op, value, result, layout, partition.summed, pending))
         self._add(scope, LocalOp(op.name, op.equation, tuple(operands), tuple(new), flops))
-        for one in pending:
-            self._add(scope, one)
+        for collective in pending:
+            self._add(scope, collective)
 
     def _flops(self, op: FlatOp) -> float:
-        """Of the whole; a broadcast that an equation implies computes nothing."""
+        """Of all devices; a broadcast that an equation implies computes nothing."""
         equation = op.equation
         same = equation is not None and equation.primitive.name == op.name
         return flops_of(equation) if same else 0.0
 
-    def _division(self, op: FlatOp) -> OpPartition:
+    def _partition(self, op: FlatOp) -> OpPartition:
         flat = self.flat
-        operands = tuple([None if one == CONSTANT else self.laid[one] for one in op.operands])
-        results = tuple([self.laid[one] for one in op.results])
+        operands = tuple(
+            [None if value == CONSTANT else self.sharding[value] for value in op.operands]
+        )
+        results = tuple([self.sharding[value] for value in op.results])
         sizes = tuple(
-            [0 if one == CONSTANT else flat.itemsizes[one] for one in (*op.operands, *op.results)]
+            [
+                0 if value == CONSTANT else flat.itemsizes[value]
+                for value in (*op.operands, *op.results)
+            ]
         )
         key = (op.name, id(op.rule), operands, results, sizes)  # equal rules are one object
-        division = self.divisions.get(key)
-        if division is None:
+        partition = self.partitions.get(key)
+        if partition is None:
             flops = self._flops(op) if is_product(op.name) else 0.0
-            division = self.divisions[key] = partition_op(
+            partition = self.partitions[key] = partition_op(
                 op.rule,
                 operands,
                 results,
                 [
-                    0 if one == CONSTANT else flat.size(one) * flat.itemsizes[one]
-                    for one in (*op.operands, *op.results)
+                    0 if value == CONSTANT else flat.size(value) * flat.itemsizes[value]
+                    for value in (*op.operands, *op.results)
                 ],
                 self.mesh,
                 follows=op.name in _FOLLOWS or is_elementwise(op.name),
@@ -185,43 +197,43 @@ class _Writer:
                 adds=op.name.startswith("scatter"),
                 flops=flops,
             )
-        return division
+        return partition
 
     def _between(
         self, before: ArraySharding, after: ArraySharding, shape: tuple[int, ...], itemsize: int
     ) -> tuple[ReshardingStep, ...]:
         key = (before, after, shape, itemsize)
-        between = self.moves.get(key)
+        between = self.steps.get(key)
         if between is None:
-            between = self.moves[key] = moves(before, after, shape, itemsize, self.mesh)
+            between = self.steps[key] = resharding_steps(before, after, shape, itemsize, self.mesh)
         return between[0]
 
-    def _brought(
+    def _resharded(
         self,
         value: int,
         layout: ArraySharding,
         scope: LocalScope,
-        brought: dict[tuple[int, ArraySharding], int],
+        cache: dict[tuple[int, ArraySharding], int],
         equation: Any,
     ) -> int:
-        """A value in a layout, by collectives if need be."""
+        """A value in a sharding, by collectives if need be."""
         if value == CONSTANT:
             return CONSTANT
-        index = self._number(value)
-        if self.laid[value] == layout:
+        index = self._local_id(value)
+        if self.sharding[value] == layout:
             return index
         key = (value, layout)
-        if key in brought:
-            return brought[key]
+        if key in cache:
+            return cache[key]
         flat, shape = self.flat, self.flat.shapes[value]
-        for move in self._between(self.laid[value], layout, shape, flat.itemsizes[value]):
+        for move in self._between(self.sharding[value], layout, shape, flat.itemsizes[value]):
             index = self._collective(move, index, equation, scope)
         end = shard_shape(shape, layout, self.mesh)
         if self.local.shapes[index] != end:
             last = self.local.value(end, flat.itemsizes[value], flat.dtypes[value])
             self._add(scope, LocalOp("slice", equation, (index,), (last,)))
             index = last
-        brought[key] = index
+        cache[key] = index
         return index
 
     def _collective(
@@ -233,7 +245,7 @@ class _Writer:
         self._add(scope, exchange_op(move, equation, index, new))
         return new
 
-    def _made(
+    def _unreduced_result(
         self,
         op: FlatOp,
         value: int,
@@ -242,18 +254,18 @@ class _Writer:
         summed: Split,
         pending: list[LocalOp],
     ) -> int:
-        """What an operation makes; collectives that make the value of it are left pending."""
-        target = self.laid[value]
+        """The result before its reductions and reshardings, which are added to `pending`."""
+        target = self.sharding[value]
         if not summed and layout == target:
             return index
         flat = self.flat
         shape, itemsize, dtype = flat.shapes[value], flat.itemsizes[value], flat.dtypes[value]
         first = self.local.value(shard_shape(shape, layout, self.mesh), itemsize, dtype)
         steps: list[ReshardingStep] = []
-        now = layout
+        reduced = layout
         if summed:
-            steps, now = self._summed(layout, target, summed, shape, itemsize)
-        moved, _ = moves(now, target, shape, itemsize, self.mesh)
+            steps, reduced = self._reductions(layout, target, summed, shape, itemsize)
+        moved, _ = resharding_steps(reduced, target, shape, itemsize, self.mesh)
         steps += moved
         last = first
         end = shard_bytes(shape, target, itemsize, self.mesh)
@@ -268,7 +280,7 @@ class _Writer:
             pending.append(LocalOp("slice", op.equation, (last,), (index,)))
         return first
 
-    def _summed(
+    def _reductions(
         self,
         layout: ArraySharding,
         target: ArraySharding,
@@ -276,23 +288,27 @@ class _Writer:
         shape: tuple[int, ...],
         itemsize: int,
     ) -> tuple[list[ReshardingStep], ArraySharding]:
-        """The reductions that add up terms, and the layout after them."""
+        """The collectives that add up terms, and the sharding after them."""
         sent = shard_bytes(shape, layout, itemsize, self.mesh)
         scattered = [
-            (axis, one)
+            (axis, mesh_axis)
             for axis, split in enumerate(target)
-            for one in split
-            if one in summed and self.rules.scatters
+            for mesh_axis in split
+            if mesh_axis in summed and self.rules.scatters
         ]
         steps: list[ReshardingStep] = []
         now = [list(split) for split in layout]
-        for axis, one in scattered:
-            now[axis].append(one)
+        for axis, mesh_axis in scattered:
+            now[axis].append(mesh_axis)
         if scattered:
-            split = tuple(one for _, one in scattered)
+            split = tuple(mesh_axis for _, mesh_axis in scattered)
             steps.append(ReshardingStep("reduce-scatter", split, sent))
         end = tuple(map(tuple, now))
-        rest = tuple(one for one in summed if one not in {one for _, one in scattered})
+        rest = tuple(
+            mesh_axis
+            for mesh_axis in summed
+            if mesh_axis not in {mesh_axis for _, mesh_axis in scattered}
+        )
         if rest:
             sent = shard_bytes(shape, end, itemsize, self.mesh)
             steps.append(ReshardingStep("all-reduce", rest, sent))
@@ -307,7 +323,7 @@ class _Writer:
         operands: list[int],
         scope: LocalScope,
     ) -> None:
-        """Rows of the neighbours, from each side that an operation reaches over."""
+        """Halo exchanges, from each side that an operation reads."""
         local, index = self.local, operands[operand]
         rows = local.shapes[index][axis] if axis < len(local.shapes[index]) else 1
         row = local.bytes[index] // max(1, rows)
@@ -325,65 +341,65 @@ class _Writer:
         op: FlatOp,
         body: LocalScope,
         scope: LocalScope,
-        brought: dict[tuple[int, ArraySharding], int],
+        cache: dict[tuple[int, ArraySharding], int],
         equation: Any,
     ) -> None:
-        """A value that is the same inside and outside of a loop, if it lies alike."""
+        """A value inside of a loop that is one outside, resharded before it if need be."""
         (value,), (same,) = op.operands, op.results
         if value != CONSTANT:
-            before = self._brought(value, self.laid[same], scope, brought, equation)
-            body.outside[self._number(same)] = before
+            before = self._resharded(value, self.sharding[same], scope, cache, equation)
+            body.outside[self._local_id(same)] = before
 
     def _bodies(
-        self, op: FlatOp, scope: LocalScope, brought: dict[tuple[int, ArraySharding], int]
+        self, op: FlatOp, scope: LocalScope, cache: dict[tuple[int, ArraySharding], int]
     ) -> None:
-        operands = [self._number(one) for one in op.operands]
-        parts = []
+        operands = [self._local_id(value) for value in op.operands]
+        scopes = []
         if op.bodies[0].kind == "manual":
             specs = op.equation.params["in_specs"]
             for n, (value, spec) in enumerate(zip(op.operands, specs, strict=True)):
                 if value != CONSTANT and isinstance(spec, PartitionSpec):
                     layout = self.layouts.of_spec(spec, len(self.flat.shapes[value]))
-                    sharding = self.layouts.known[layout][0]
-                    operands[n] = self._brought(value, sharding, scope, brought, op.equation)
+                    sharding = self.layouts.by_id[layout][0]
+                    operands[n] = self._resharded(value, sharding, scope, cache, op.equation)
         for body in op.bodies:
             inner = LocalScope([], body.kind, body.times)
             for index, value in body.inputs:
-                inner.outside[self._number(value)] = operands[index]
+                inner.outside[self._local_id(value)] = operands[index]
             for edge in body.ops:
-                # What a loop is given is brought into its layout once, before it.
+                # An argument of a loop is resharded once, before it.
                 if edge.name == "edge" and edge.operands[0] in op.operands:
-                    self._edge(edge, inner, scope, brought, op.equation)
+                    self._edge(edge, inner, scope, cache, op.equation)
             self._scope(body, inner)
-            inner.results = tuple(self._number(one) for one in body.results)
-            inner.carried = tuple((self._number(a), self._number(b)) for a, b in body.carried)
-            parts.append(inner)
-        results = tuple(self._number(one) for one in op.results)
-        new = LocalOp(op.name, op.equation, tuple(operands), results, bodies=tuple(parts))
+            inner.results = tuple(self._local_id(result) for result in body.results)
+            inner.carried = tuple((self._local_id(a), self._local_id(b)) for a, b in body.carried)
+            scopes.append(inner)
+        results = tuple(self._local_id(result) for result in op.results)
+        new = LocalOp(op.name, op.equation, tuple(operands), results, bodies=tuple(scopes))
         self._add(scope, new)
-        for one in results:
-            self.local.makers[one] = new
+        for local_result in results:
+            self.local.makers[local_result] = new
 
     def _manual(self, op: FlatOp, scope: LocalScope) -> None:
-        """A collective that the program names itself."""
+        """A collective of a `shard_map`."""
         params = op.equation.params
         names = params.get("axes", params.get("axis_name", ()))
         names = (names,) if isinstance(names, str) else tuple(names)
-        axes = tuple(chunk for name in names for chunk in self.layouts.parts(name))
+        axes = tuple(sub_axis for name in names for sub_axis in self.layouts.sub_axes(name))
         kind = _MANUAL[op.name]
         for value, new in zip(op.operands, op.results, strict=False):
             if value == CONSTANT:
                 continue
-            index, result = self._number(value), self._number(new)
+            index, result = self._local_id(value), self._local_id(new)
             sent = self.local.bytes[index if kind == "reduce-scatter" else result]
             self._add(scope, LocalOp(kind, op.equation, (index,), (result,), 0.0, axes, sent))
 
 
 def _reach(op: FlatOp, axis: int) -> tuple[float, float]:
-    """How many rows of the neighbours before and after an operation reads along an axis."""
+    """The halo: how many rows before and after its own an operation reads along an axis."""
     params = op.equation.params
     if op.name in ("split", "concatenate"):
-        return math.inf, 0  # each part lies elsewhere than the whole: all rows move
+        return math.inf, 0  # each part is sharded over all devices again: all rows move
     if "dimension_numbers" in params:
         spatial = params["dimension_numbers"].lhs_spec[2:].index(axis)
         low, high = params["padding"][spatial]

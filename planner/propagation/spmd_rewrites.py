@@ -20,12 +20,12 @@ from isoshard.core.kit import is_product
 from .flat_program import CONSTANT
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 
-_AS_IT_IS = frozenset(
+_ANY_DTYPE = frozenset(
     "convert_element_type stack reshape squeeze expand_dims name optimization_barrier copy "
     "sharding_constraint reshard stop_gradient device_put layout_constraint result reorder "
     "transpose".split()
 )
-"""Operations that take either kind."""
+"""Operations that take any dtype."""
 
 WIDE = "float32"
 _ITEMSIZE = 4
@@ -52,24 +52,24 @@ class _Widening:
         wide: dict[int, int] = {}
         full: set[int] = set()
         starts = {start for _, start in scope.carried}
-        mine = starts | {result for op in scope.ops for result in op.results}
+        written = starts | {result for op in scope.ops for result in op.results}
 
         def widened(value: int, reader: LocalOp) -> int:
-            """The float32 of a value, and where it is made if it is not yet."""
+            """The float32 of a value; converted here, or outside of the loop."""
             if value == CONSTANT or self.program.dtypes[value] not in self.narrow:
                 return value
             if value in wide and (reader.axes or value not in full):
                 return wide[value]
             outer = scope.outside.get(value, value) if value not in starts else value
-            if above is not None and outer != CONSTANT and (outer != value or value not in mine):
-                result = above(outer, reader)
-                scope.outside[result] = result
+            if above is not None and outer != CONSTANT and (outer != value or value not in written):
+                converted = above(outer, reader)
+                scope.outside[converted] = converted
             else:
-                result = self._as(value, WIDE, _ITEMSIZE)
-                self._convert(ops, reader, value, result)
-            wide[value] = result
+                converted = self._as(value, WIDE, _ITEMSIZE)
+                self._convert(ops, reader, value, converted)
+            wide[value] = converted
             full.discard(value)
-            return result
+            return converted
 
         for op in scope.ops:
             for body in op.bodies:
@@ -77,7 +77,7 @@ class _Widening:
             if op.bodies:
                 ops.append(as_read(op))
                 continue
-            if op.name in _AS_IT_IS:
+            if op.name in _ANY_DTYPE:
                 ops.append(op)
                 continue
             operands = tuple([widened(operand, op) for operand in op.operands])
@@ -85,13 +85,13 @@ class _Widening:
             if operands == op.operands and results == op.results:
                 ops.append(op)
                 continue
-            replace = dataclasses.replace(op, operands=operands, results=results)
+            widened_op = dataclasses.replace(op, operands=operands, results=results)
             if op.axes and results != op.results:
                 bytes_ = self.program.bytes
-                replace.sent = op.sent * bytes_[results[0]] // max(1, bytes_[op.results[0]])
-            ops.append(replace)
+                widened_op.sent = op.sent * bytes_[results[0]] // max(1, bytes_[op.results[0]])
+            ops.append(widened_op)
             for old, new in zip(op.results, results, strict=True):
-                self.program.makers[new] = replace
+                self.program.makers[new] = widened_op
                 if old != new:
                     self._convert(ops, op, new, old)
                     if op.axes or is_product(op.name):
@@ -139,12 +139,12 @@ def _sum_first(program: LocalProgram, scope: LocalScope) -> None:
         for op in scope.ops
         if op.name in _SUMS and readers.get(op.results[0]) == 1
     }
-    gone: set[int] = set()
+    removed: set[int] = set()
     ops: list[LocalOp] = []
     for op in scope.ops:
         sent: list[LocalOp] = []
         while terms := _terms(program, op, sums):
-            gone.update(op.operands)
+            removed.update(op.operands)
             first, (result,) = terms[0], op.results
             same = result if first.name == "all-reduce" else first.operands[0]
             partial = program.value(program.shapes[same], 0, program.dtypes[result])
@@ -156,7 +156,7 @@ def _sum_first(program: LocalProgram, scope: LocalScope) -> None:
             if readers.get(result, 1) == 1:  # what is new here is read once
                 sums[result] = sent[-1]
         ops += [op, *reversed(sent)]
-    scope.ops = [op for op in ops if op.name not in _SUMS or op.results[0] not in gone]
+    scope.ops = [op for op in ops if op.name not in _SUMS or op.results[0] not in removed]
 
 
 def _terms(program: LocalProgram, op: LocalOp, sums: Mapping[int, LocalOp]) -> list[LocalOp]:

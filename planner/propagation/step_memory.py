@@ -26,7 +26,7 @@ from .fusion import Fusion
 from .local_program import LocalProgram, LocalScope
 
 WITHIN = ("branch", "manual")
-"""Kinds of bodies that are part of the run around them."""
+"""Kinds of bodies that run once with the operations around them."""
 
 
 def liveness(
@@ -81,7 +81,7 @@ class _StepMemory:
                 ends=self.ends,
                 ahead=self._ahead(order, self.fixed),
                 inner=inner,
-                extra=self._beside(order),
+                extra=self._extra_bytes(order),
             )
             for order in orders
         ]
@@ -146,15 +146,15 @@ class _StepMemory:
             if value not in fixed
         }
 
-    def _beside(self, order: Sequence[Kernel]) -> dict[int, int]:
+    def _extra_bytes(self, order: Sequence[Kernel]) -> dict[int, int]:
         """Bytes by position of donated inputs that are read where their result exists already.
 
         A kernel that does not work element by element cannot write over what it reads: its result
-        is computed beside the input, and copied. Later readers of the input read a copy.
+        has memory of its own, and is copied. Later readers of the input read a copy.
         """
         last = {value: index for index, kernel in enumerate(order) for value in kernel.reads}
         last.update(dict.fromkeys(self.ends, len(order)))
-        result: dict[int, int] = {}
+        extra: dict[int, int] = {}
         for index, kernel in enumerate(order):
             for value in kernel.writes:
                 old = self.replaced.get(value)
@@ -162,10 +162,10 @@ class _StepMemory:
                     continue
                 size = self.program.bytes[value]
                 if old in kernel.reads and not kernel.in_place:
-                    result[index] = result.get(index, 0) + size
+                    extra[index] = extra.get(index, 0) + size
                 for later in range(index + 1, last.get(old, -1) + 1):
-                    result[later] = result.get(later, 0) + size
-        return result
+                    extra[later] = extra.get(later, 0) + size
+        return extra
 
 
 def _with_inside(live: Liveness, bodies: Mapping[int, Liveness]) -> Liveness:
@@ -201,14 +201,14 @@ def waiting(
     """The ids of a loop's collectives that wait for its own run, without those of inner loops."""
     fresh = {inner for inner, outer in scope.outside.items() if outer in before}
     for end, start in scope.carried:
-        # What is handed on unchanged, and the numbers that count runs, are known ahead.
+        # Carries that do not change, and scalars that count runs, do not depend on the run before.
         if CONSTANT not in (end, start) and end != start and program.shapes[start]:
             fresh.add(start)
     rows = [(op.operands, op.results, bool(op.bodies) or is_product(op.name)) for op in scope.ops]
     depends, fresh = awaited(rows, fresh)
-    result = {id(op) for op, late in zip(scope.ops, depends, strict=True) if late and op.axes}
+    ids = {id(op) for op, late in zip(scope.ops, depends, strict=True) if late and op.axes}
     for op in scope.ops:
         for body in op.bodies:
             if body.kind in WITHIN:
-                result |= waiting(program, body, fresh)
-    return frozenset(result)
+                ids |= waiting(program, body, fresh)
+    return frozenset(ids)

@@ -1,7 +1,7 @@
-"""What compilers of a kind of machine do with a program that the others do not.
+"""Rules of XLA's compilers for TPUs, GPUs and CPUs, where they differ.
 
-Each field is a rule that the compiler follows, with its reason; a depth "trace" of a step reads
-them and has no other special cases. `docs/planning.md` says how they were found.
+Each field is a rule that the compiler follows, with its reason; depth "trace" reads them and
+has no other special cases. `docs/planning.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class TargetRules:
             and a slice.
         widens: dtypes that are computed, and sent, in float32.
         products_fuse: products compute the operands that they read.
-        lookups_fuse: what reads looked up rows looks them up itself, so all tables that it looks in
-            are there at once.
+        lookups_fuse: what reads looked up rows looks them up itself, so all tables that it reads
+            are alive at once.
         computes_again: what is costly to compute is computed again rather than kept.
         sums_first: sums across devices that are only added are added first, and sent once.
         joins_reductions: all-reduces of which none waits for another are sent as one.
         reduces_in_place: an all-reduce is written over what it sums.
-        reorders_operands: operands of products are copied into the order that its kernels want.
-        joins_siblings: results of one size that are made element by element of the same array are
-            made by one kernel; copies in another order are made from what their operand is made of.
-        summed_last: products want operands with what is summed at the end of memory; values lie in
-            the order in which they are made, and are copied into others (`layout_copies`).
+        reorders_operands: operands of products are copied into the order that its kernels read.
+        joins_siblings: elementwise results of one size that read the same array are computed by
+            one kernel; copies in another order are computed from what their operand reads.
+        summed_last: products read operands with summed axes innermost; values are stored in the
+            order in which they are computed, and are copied into others (`layout_copies`).
         schedules_for: share of a device's memory that a step may take before what can be
             (`rematerialization`) is computed again rather than kept; 0 if that is never.
         breadth_first: each operation runs as soon as its operands are there, in the order in which
             they are; else products and collectives that loops do not need run behind these, and
-            without loops an order is looked for in which little is alive.
+            without loops the order is one in which little is alive.
         hides_collectives: without loops, collectives of what is there from the start run as much
-            before their readers as they take, beside what is computed.
+            before their readers as they take, overlapping with computation.
     """
 
     scatters: bool

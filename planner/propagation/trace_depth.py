@@ -1,4 +1,4 @@
-"""Depth "trace": what one device does in a step, from its jaxpr and the layouts of its inputs.
+"""Depth "trace": the program of one device, from a step's jaxpr and the shardings of its inputs.
 
 >>> import jax
 >>> import jax.numpy as jnp
@@ -47,11 +47,11 @@ from .target_rules import RULES, TargetRules
 from .trace_findings import limit_note, split_heads, trace_notes
 
 LARGEST = 20
-"""How many of the largest live arrays are told."""
+"""How many of the largest live arrays are reported."""
 
 
 def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgram:
-    """What one device does in a step, without XLA.
+    """The program of one device and its memory, without XLA.
 
     Args:
         step: traced for a mesh, with the layouts of its inputs.
@@ -60,7 +60,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
             devices.
 
     Returns:
-        Operations in the order in which they run, and memory. Its notes say what it stands on.
+        Operations in the order in which they run, and memory. Its notes are the assumptions.
     """
     rules = _rules(step, scatters)
     layouts = ArrayShardings(dict(step.mesh.shape))
@@ -111,20 +111,20 @@ def _rules(step: TracedStep, scatters: bool | None) -> TargetRules:
 def value_shardings(
     step: TracedStep, flat: FlatProgram, layouts: ArrayShardings
 ) -> tuple[list[ArraySharding], list[ArraySharding | None]]:
-    """Layouts of all values, and those wanted of the results."""
-    arguments = {
+    """Shardings of all values, and those required of the results."""
+    input_layouts = {
         value: layouts.of_spec(leaf.sharding.spec, len(leaf.shape))
         for value, leaf in zip(flat.inputs, step.inputs, strict=True)
     }
-    shardings = [result.sharding for result in step.results]
-    result = propagate(flat, layouts, arguments, shardings)
+    result_shardings = [shardings.sharding for shardings in step.results]
+    shardings = propagate(flat, layouts, input_layouts, result_shardings)
     target = [
         None
         if sharding is None or value == CONSTANT
-        else layouts.known[layouts.of_spec(sharding.spec, len(flat.shapes[value]))][0]
-        for value, sharding in zip(flat.results, shardings, strict=True)
+        else layouts.by_id[layouts.of_spec(sharding.spec, len(flat.shapes[value]))][0]
+        for value, sharding in zip(flat.results, result_shardings, strict=True)
     ]
-    return result, target
+    return shardings, target
 
 
 def _ops(
@@ -154,7 +154,7 @@ def _ops(
                 lives = [bytes_alive] * len(inside)
                 yield from of(inside, lives, times * body.times, within, for_)
 
-    yield from of(alive.order, [always + one for one in alive.at], 1, 0)
+    yield from of(alive.order, [always + live for live in alive.at], 1, 0)
 
 
 def _op(
@@ -167,7 +167,7 @@ def _op(
     waits: bool,
 ) -> DeviceOp:
     op = kernel.op
-    values = [one for one in (*op.operands, *op.results) if one != CONSTANT]
+    values = [value for value in (*op.operands, *op.results) if value != CONSTANT]
     moved = kernel.read + sum([local.bytes[value] for value in kernel.writes])
     if op.name in ("row", "dynamic_slice", "gather"):
         moved = 2 * sum([local.bytes[result] for result in op.results])
@@ -177,7 +177,7 @@ def _op(
     several = kernel.together or (kernel,)
     if op.axes:
         inner = [each.op for each in several if each.op.inner]
-        reordered = 2 * sum([one.sent + local.bytes[one.operands[0]] for one in inner])
+        reordered = 2 * sum([gather.sent + local.bytes[gather.operands[0]] for gather in inner])
     else:
         reordered = moved if op.name in (REORDER, "transpose") else 0
     return DeviceOp(
@@ -237,7 +237,7 @@ def _memory(step: TracedStep, local: LocalProgram, alive: Liveness, always: int)
 def _array(local: LocalProgram, value: int) -> LiveArray:
     maker = local.makers[value]
     if maker is not None and maker.bodies and value in maker.results:
-        # What a loop gives is told as what makes it inside.
+        # The result of a loop is reported as the operation inside that computes it.
         end = maker.bodies[-1].results[maker.results.index(value)]
         if end != CONSTANT and local.makers[end] is not None:
             inner = _array(local, end)

@@ -1,20 +1,20 @@
-"""What would make a step fit, or run faster: sentences, each with what it saves, from the numbers.
+"""Advice on a report: what would make the step fit or run faster, each with what it saves.
 
 >>> from .findings import InputUse, MemoryEstimate, TimeEstimate
 >>> from .report import Report
 >>> gib = 1 << 30
 >>> memory = MemoryEstimate(2 * gib, 0, 16 * gib, 0, gib, 19 * gib, "", (), 16 * gib)
 >>> time = TimeEstimate(0.2, 0.1, 0.2, {}, 0.2, 0.2, 0.5, "compute")
->>> whole = [InputUse(role, "float32", (), ("data",), size, 9)
-...          for role, size in (("parameter", 2 * gib), ("optimizer", 16 * gib))]
+>>> inputs = [InputUse(role, "float32", (), ("data",), size, 9)
+...           for role, size in (("parameter", 2 * gib), ("optimizer", 16 * gib))]
 >>> report = Report("step", "jax", "trace", "v5e:4x4", {"data": 16}, "", memory, (), 0, 0, time,
-...                 inputs=tuple(whole))
+...                 inputs=tuple(inputs))
 >>> print(advise(report)[0])
 split parameters and optimizer state over 'data' (Plan.fsdp('data')): saves 16.9 GiB a device at \
 rest, then it fits
 
-Every rule looks at numbers of the report, and says nothing where they give no reason. What a report
-does not say (`Report.inputs` is empty) no rule guesses. Bytes are saved at rest: what is gathered
+Rules read the numbers of a report, and advise nothing without a reason there. They do not guess
+what a report lacks (`Report.inputs` may be empty). Bytes are saved at rest: what is gathered
 for a moment, or computed again, needs some of them back.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TIGHT = 0.85
 """Share of the capacity above which memory is worth advice although the step fits."""
 WORTH = 0.03
-"""Of the capacity, or of the time of a step: what saves less is not said."""
+"""Share of the capacity, or of the time of a step, that advice has to save."""
 STATE_TIMES = 4
 """How often a step moves parameters: forward, backward, the optimizer's reading and writing."""
 STATE = ("parameter", "optimizer")
@@ -55,7 +55,7 @@ RECOMPUTE = {
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """One thing to do.
+    """One piece of advice.
 
     Attributes:
         text: what, and what it saves.
@@ -71,10 +71,10 @@ class Remedy:
 
 
 def advise(report: Report) -> tuple[str, ...]:
-    """Say what would help.
+    """Advise what would make a step fit or run faster.
 
     Args:
-        report: any; its own `advice` is not looked at.
+        report: any; its own `advice` is not read.
 
     Returns:
         Sentences. Of a step that does not fit first those that save memory, the most first; then
@@ -90,16 +90,16 @@ def advise(report: Report) -> tuple[str, ...]:
         "use axis 'data'"
     """
     memory, time = report.memory, report.time
-    result: list[str] = []
+    sentences: list[str] = []
     if memory.peak > TIGHT * memory.capacity:
-        savings = [one for rule in MEMORY_RULES for one in rule(report)]
+        savings = [saving for rule in MEMORY_RULES for saving in rule(report)]
         large = [saving for saving in savings if saving.bytes >= WORTH * memory.capacity]
-        for one in sorted(large, key=lambda one: -one.bytes):
-            result.append(one.text + _then_fits(report, one))
-    savings = [one for rule in TIME_RULES for one in rule(report)]
+        for saving in sorted(large, key=lambda saving: -saving.bytes):
+            sentences.append(saving.text + _then_fits(report, saving))
+    savings = [saving for rule in TIME_RULES for saving in rule(report)]
     quick = [saving for saving in savings if saving.seconds >= WORTH * time.overlapped]
-    result += [one.text for one in sorted(quick, key=lambda one: -one.seconds)]
-    return tuple(result)
+    sentences += [saving.text for saving in sorted(quick, key=lambda saving: -saving.seconds)]
+    return tuple(sentences)
 
 
 def _then_fits(report: Report, remedy: Remedy) -> str:
@@ -113,7 +113,7 @@ def _then_fits(report: Report, remedy: Remedy) -> str:
 
 
 def _split_state(report: Report) -> Iterator[Remedy]:
-    """State that is whole along an axis that divides it."""
+    """State that is replicated along an axis that divides it."""
     best: tuple[float, str, tuple[str, ...]] = (0.0, "", ())
     for name, size in report.mesh.items():
         uses = [use for use in report.inputs if use.role in STATE and name in use.free]
@@ -123,11 +123,11 @@ def _split_state(report: Report) -> Iterator[Remedy]:
             best = (saved, name, roles)
     saved, name, roles = best
     if saved:
-        words_of_role = {"parameter": "parameters", "optimizer": "optimizer state"}
-        what = " and ".join(words_of_role[role] for role in roles)
+        names = {"parameter": "parameters", "optimizer": "optimizer state"}
+        text = " and ".join(names[role] for role in roles)
         how = f" (Plan.fsdp({name!r}))" if "parameter" in roles else ""
         saves = f"saves {human_bytes(saved)} a device at rest"
-        yield Remedy(f"split {what} over {name!r}{how}: {saves}", bytes=saved)
+        yield Remedy(f"split {text} over {name!r}{how}: {saves}", bytes=saved)
 
 
 def _recompute(report: Report) -> Iterator[Remedy]:
@@ -169,7 +169,7 @@ def _fewer_bits(report: Report) -> Iterator[Remedy]:
 
 
 def _more_devices(report: Report) -> Iterator[Remedy]:
-    """What would halve if the axis that splits most were twice as long."""
+    """Twice the devices along the axis that splits most."""
     if report.memory.fits or not report.inputs:
         return
     best: tuple[float, str] = (0.0, "")
@@ -204,7 +204,7 @@ def _idle_axis(report: Report) -> Iterator[Remedy]:
             )
 
 
-def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
+def _collectives_exceed_compute(report: Report) -> Iterator[Remedy]:
     """Collectives along axes that take longer than computing."""
     time = report.time
     for use in traffic(report):
@@ -218,13 +218,13 @@ def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
             f"{human_seconds(time.busy)}"
         )
         if time.busy and any(_splits(report.inputs, "input", name) for name in names):
-            way = (
+            remedy = (
                 f"a batch {use.seconds / time.busy:.1f} times as large per device would hide what "
                 "does not grow with it, or fewer shards"
             )
         else:
-            way = f"fewer shards than {math.prod(report.mesh[name] for name in names)} along it"
-        yield Remedy(f"{text}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
+            remedy = f"fewer shards than {math.prod(report.mesh[name] for name in names)} along it"
+        yield Remedy(f"{text}: {remedy}; {human_seconds(extra)} are waited for", seconds=extra)
 
 
 def _leaves_fast_links(report: Report) -> Iterator[Remedy]:
@@ -232,22 +232,24 @@ def _leaves_fast_links(report: Report) -> Iterator[Remedy]:
     mesh = mesh_of(report)
     if mesh is None:
         return
-    wired = links(mesh)
+    links_of_axis = links(mesh)
     seconds = {use.axes: use.seconds for use in traffic(report)}
-    for name, result in wired.items():
-        if result.kind not in ("network", "dcn"):
+    for name, link in links_of_axis.items():
+        if link.kind not in ("network", "dcn"):
             continue
         inner = _fast_size(report)
         chip = mesh.devices.flat[0].topology.chip
         fast = chip.link * (2 if chip.links else 1)
         spent = seconds.get(name, 0.0)
-        lighter = [other for other in wired if other != name and seconds.get(other, 0.0) < spent]
-        if result.size > inner or inner % result.size or not lighter:
+        lighter = [
+            other for other in links_of_axis if other != name and seconds.get(other, 0.0) < spent
+        ]
+        if link.size > inner or inner % link.size or not lighter:
             continue
-        saved = spent * (1 - result.bandwidth / fast)
+        saved = spent * (1 - link.bandwidth / fast)
         where = "slices" if chip.links else "hosts"
         yield Remedy(
-            f"axis {name!r} crosses {where}: {result.bandwidth / 1e9:.3g} GB/s a device against "
+            f"axis {name!r} crosses {where}: {link.bandwidth / 1e9:.3g} GB/s a device against "
             f"{fast / 1e9:.3g} GB/s inside; put it last in the mesh, so that {lighter[0]!r} "
             f"crosses them instead: saves at most {human_seconds(saved)}",
             seconds=saved,
@@ -309,7 +311,7 @@ MEMORY_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
 )
 TIME_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
     _idle_axis,
-    _talk_longer_than_compute,
+    _collectives_exceed_compute,
     _leaves_fast_links,
     _moves_more_than_computes,
 )

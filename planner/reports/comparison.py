@@ -22,49 +22,41 @@ from html import escape
 from pathlib import Path
 from typing import Literal
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from isoshard.core.kit import count_of, human_bytes, human_seconds, percent
 
-from . import html_report
-from .key_figures import ROLES, limit, traffic
+from . import html_report, svg_pictures
+from .key_figures import (
+    ROLES,
+    Bar,
+    Table,
+    axis_kind,
+    limit,
+    memory_rows,
+    mesh_text,
+    traffic,
+)
 from .report import Report
-from .svg_pictures import axes_of, axis_fill, memory_bars, time_bars
+from .terminal_report import rich_table
 
 Better = Literal["less", "more", ""]
 ROWS: tuple[tuple[str, Callable[[Report], str], Callable[[Report], float] | None, Better], ...] = (
-    ("machine", lambda one: one.topology, None, ""),
-    ("mesh", lambda one: " x ".join(f"{n}={s}" for n, s in one.mesh.items()), None, ""),
-    ("depth", lambda one: one.depth, None, ""),
-    ("fits", lambda one: "yes" if one.fits else "no", None, ""),
-    ("peak", lambda one: human_bytes(one.memory.peak), lambda one: one.memory.peak, "less"),
-    ("used", lambda one: percent(one.memory.peak, one.memory.capacity), None, ""),
-    ("parameters", lambda one: human_bytes(one.memory.parameters), None, ""),
-    ("optimizer", lambda one: human_bytes(one.memory.optimizer), None, ""),
-    ("activations", lambda one: human_bytes(one.memory.activations), None, ""),
-    (
-        "step",
-        lambda one: human_seconds(one.time.overlapped),
-        lambda one: one.time.overlapped,
-        "less",
-    ),
-    (
-        "not overlapped",
-        lambda one: human_seconds(one.time.serial),
-        lambda one: one.time.serial,
-        "less",
-    ),
-    ("computing", lambda one: human_seconds(one.time.busy), None, ""),
-    ("sent a step", lambda one: human_bytes(_sent(one)), lambda one: _sent(one), "less"),
-    (
-        "utilised",
-        lambda one: percent(one.time.utilisation, 1),
-        lambda one: one.time.utilisation,
-        "more",
-    ),
+    ("machine", lambda report: report.topology, None, ""),
+    ("mesh", mesh_text, None, ""),
+    ("depth", lambda report: report.depth, None, ""),
+    ("fits", lambda report: "yes" if report.fits else "no", None, ""),
+    ("peak", lambda r: human_bytes(r.memory.peak), lambda r: r.memory.peak, "less"),
+    ("used", lambda report: percent(report.memory.peak, report.memory.capacity), None, ""),
+    ("parameters", lambda report: human_bytes(report.memory.parameters), None, ""),
+    ("optimizer", lambda report: human_bytes(report.memory.optimizer), None, ""),
+    ("activations", lambda report: human_bytes(report.memory.activations), None, ""),
+    ("step", lambda r: human_seconds(r.time.overlapped), lambda r: r.time.overlapped, "less"),
+    ("not overlapped", lambda r: human_seconds(r.time.serial), lambda r: r.time.serial, "less"),
+    ("computing", lambda report: human_seconds(report.time.busy), None, ""),
+    ("sent a step", lambda r: human_bytes(_bytes_sent(r)), lambda r: _bytes_sent(r), "less"),
+    ("utilised", lambda r: percent(r.time.utilisation, 1), lambda r: r.time.utilisation, "more"),
     ("limited by", limit, None, ""),
 )
 """What is compared: name, text, number if there is a best, and which is better."""
@@ -92,7 +84,7 @@ class Comparison:
 
     @property
     def difference(self) -> str:
-        """What sets them apart, in words."""
+        """How they differ, in words."""
         difference = [
             f"{name} does not fit, by {human_bytes(report.memory.peak - report.memory.capacity)}."
             for name, report in self.reports.items()
@@ -123,48 +115,46 @@ class Comparison:
             console: where to; None: standard output.
         """
         console = console or Console(width=width)
-        frame = box.ASCII2 if console.options.ascii_only else box.SIMPLE_HEAD
-        table = Table("", box=frame, pad_edge=False, show_edge=False)
+        drawn = rich_table([""], console)
         for name in self.reports:
-            table.add_column(Text(name), justify="right", overflow="fold")
-        for what, cells, best in _rows(self.reports):
-            styled = [Text(text, "bold green" if at in best else "") for at, text in cells]
-            table.add_row(Text(what, "dim"), *styled)
-        console.print(table)
+            drawn.add_column(Text(name), justify="right", overflow="fold")
+        cells, best = _cells(self.reports)
+        for row, (name, *texts) in enumerate(cells):
+            styled = [
+                Text(text, "bold green" if (row, column) in best else "")
+                for column, text in enumerate(texts, 1)
+            ]
+            drawn.add_row(Text(name, "dim"), *styled)
+        console.print(drawn)
         console.print(Text(f"\n{self.difference}"))
 
     def to_html(self) -> str:
         """The reports side by side as one fragment of HTML, as of `Report.to_html`."""
-        pairs = list(self.reports.items())
-        head = "".join(f'<th class="number">{escape(name)}</th>' for name in self.reports)
-        body = "".join(
-            f'<tr><td class="dim">{escape(what)}</td>'
-            + "".join(
-                f'<td class="number{" best" if at in best else ""}">{escape(text)}</td>'
-                for at, text in cells
-            )
-            + "</tr>"
-            for what, cells, best in _rows(self.reports)
-        )
-        plans = "".join(
-            f"<tr><td>{escape(name)}</td><td><code>{escape(pair.plan)}</code></td></tr>"
-            for name, pair in pairs
-        )
-        roles = html_report.legend([(f"fill-{role}", role) for role in ROLES])
-        names = axes_of(list(self.reports.values()))
-        along = [(axis_fill(names, name), f"collectives over {name}") for name in names]
-        axes = html_report.legend(
-            [("fill-compute", "computing"), *along, ("fill-axes", "over several axes")]
-        )
-        title = next(iter(self.reports.values())).step
+        reports = list(self.reports.values())
+        axes = list(dict.fromkeys(axis for report in reports for axis in report.mesh))
+        memory = [(name, _memory_bars(report)) for name, report in self.reports.items()]
+        times = [(name, _time_bars(report, axes)) for name, report in self.reports.items()]
+        limits = [report.memory.capacity for report in reports]
+        along = [(axis_kind(axes, name), f"collectives over {name}") for name in axes]
+        colours = [("compute", "computing"), *along, ("axes", "over several axes")]
+        cells, best = _cells(self.reports)
+        figures = Table(("", *self.reports), tuple(map(tuple, cells)))
+        plans = Table(("", "plan"), tuple((n, report.plan) for n, report in self.reports.items()))
         return html_report.wrapped(
-            f"<h2>{escape(title)}: {count_of(len(pairs), 'plan')} side by side</h2>",
+            f"<h2>{escape(reports[0].step)}: {count_of(len(reports), 'plan')} side by side</h2>",
             f"<p>{escape(self.difference)}</p>",
-            f"<section><h3>Memory of one device</h3>{memory_bars(pairs)}{roles}</section>",
-            f"<section><h3>Time of one step</h3>{time_bars(pairs)}{axes}</section>",
-            '<section><h3>Numbers</h3><div class="wide"><table>'
-            f"<tr><th></th>{head}</tr>{body}</table></div></section>",
-            f'<section><h3>Plans</h3><div class="wide"><table>{plans}</table></div></section>',
+            html_report.section(
+                "Memory of one device",
+                svg_pictures.chart(html_report.MEMORY, memory, svg_pictures.BYTES, limits)
+                + html_report.legend([(role, role) for role in ROLES]),
+            ),
+            html_report.section(
+                "Time of one step",
+                svg_pictures.chart(html_report.TIME, times, svg_pictures.SECONDS)
+                + html_report.legend(colours),
+            ),
+            html_report.section("Numbers", html_report.table(figures, list(self.reports), best)),
+            html_report.section("Plans", html_report.table(plans)),
         )
 
     def _repr_html_(self) -> str:
@@ -189,10 +179,10 @@ class Comparison:
 
 
 def comparison_from_json(text: str) -> Comparison:
-    """Read reports that lie side by side.
+    """Read a comparison from JSON.
 
     Raises:
-        ValueError: the text is none, or one of its reports is none or of another version.
+        ValueError: the text is no comparison, or one of its reports is of another version.
     """
     try:
         content = json.loads(text)
@@ -210,11 +200,11 @@ def compare(reports: Mapping[str, Report] | Sequence[Report]) -> Comparison:
     """Put reports side by side.
 
     Args:
-        reports: by name, or in a row; then they are called by their plans, or by number where plans
-            are long or alike.
+        reports: by name, or in a sequence; then their names are their plans, or numbers where
+            plans are long or equal.
 
     Returns:
-        What prints and shows itself as a table, and says the difference in words.
+        A table that prints itself, with the difference in words.
 
     Raises:
         ValueError: there is no report.
@@ -225,10 +215,10 @@ def compare(reports: Mapping[str, Report] | Sequence[Report]) -> Comparison:
         >>> from isoshard.planner.machine.topologies import topology
         >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
         >>> mesh = topology("v5e:2x2").mesh((4,), ("x",))
-        >>> plans = {"whole": (), "rows": ("x", None)}
-        >>> found = {name: estimate(jnp.dot, (w, w), mesh, plan) for name, plan in plans.items()}
-        >>> str(compare(found)).splitlines()[0].split()
-        ['whole', 'rows']
+        >>> plans = {"replicated": (), "rows": ("x", None)}
+        >>> reports = {name: estimate(jnp.dot, (w, w), mesh, plan) for name, plan in plans.items()}
+        >>> str(compare(reports)).splitlines()[0].split()
+        ['replicated', 'rows']
     """
     if not reports:
         raise ValueError("there is nothing to compare: give at least one report")
@@ -240,25 +230,41 @@ def compare(reports: Mapping[str, Report] | Sequence[Report]) -> Comparison:
     return Comparison({f"plan {index}": report for index, report in enumerate(reports, 1)})
 
 
-def _sent(report: Report) -> int:
+def _bytes_sent(report: Report) -> int:
     return sum(use.bytes for use in traffic(report))
 
 
-def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[tuple[int, str]], set[int]]]:
-    """Name, numbered cells, and the numbers of the best; of those that fit, if any does."""
+def _memory_bars(report: Report) -> tuple[Bar, ...]:
+    """The roles one after the other."""
+    *roles, _, _ = memory_rows(report)
+    return tuple(dataclasses.replace(bar, text=f"{role} {bar.text}") for role, (bar,) in roles)
+
+
+def _time_bars(report: Report, axes: Sequence[str]) -> tuple[Bar, ...]:
+    """Computing and collectives, one after the other."""
+    text = f"computing {human_seconds(report.time.busy)}"
+    bars = [Bar(0.0, report.time.busy, "compute", text)]
+    for use in traffic(report):
+        start = bars[-1].start + bars[-1].size
+        text = f"{use.axes} {human_seconds(use.seconds)}"
+        bars.append(Bar(start, use.seconds, axis_kind(axes, use.axes), text))
+    return tuple(bars)
+
+
+def _cells(reports: Mapping[str, Report]) -> tuple[list[list[str]], set[tuple[int, int]]]:
+    """Names and texts of `ROWS`, and (row, column) of the best; of those that fit, if any does."""
     every = list(reports.values())
-    allowed = [at for at, device in enumerate(every) if device.fits] or [*range(len(every))]
-    rows = []
-    for what, text, index, better in ROWS:
-        best: set[int] = set()
-        if index is not None and len(every) > 1:
-            values = {at: index(every[at]) for at in allowed}
+    allowed = [n for n, report in enumerate(every) if report.fits] or [*range(len(every))]
+    cells: list[list[str]] = []
+    best: set[tuple[int, int]] = set()
+    for row, (name, text, number, better) in enumerate(ROWS):
+        if number is not None:
+            values = {n: number(every[n]) for n in allowed}
             top = min(values.values()) if better == "less" else max(values.values())
-            best = {at for at, value in values.items() if value == top}
-        if len(best) == len(every):
-            best = set()
-        rows.append((what, [(at, text(device)) for at, device in enumerate(every)], best))
-    return rows
+            winners = {(row, n + 1) for n, value in values.items() if value == top}
+            best |= winners if len(winners) < len(every) else set()
+        cells.append([name, *(text(report) for report in every)])
+    return cells, best
 
 
 def _against(name: str, report: Report, first: str, best: Report) -> str:

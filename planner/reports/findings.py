@@ -19,11 +19,11 @@ class LiveArray:
     """One array that is alive where the memory is fullest.
 
     Attributes:
-        name: of the input, or the operation that made it.
+        name: of the input, or of the operation that computed it.
         shape: of one device's shard.
         dtype: name of its dtype.
         bytes: of one device's shard.
-        line: the user's line that made it, "file.py:12 (function)"; "" if none is known.
+        line: the user's line that computed it, "file.py:12 (function)"; "" if unknown.
     """
 
     name: str
@@ -42,9 +42,9 @@ class MemoryEstimate:
         buffers: of the model, not trained.
         optimizer: its state.
         inputs: the batch, and numbers.
-        activations: what is alive beside those at the peak.
+        activations: all else that is alive at the peak.
         peak: the most that is alive at once, all of the above.
-        peak_line: the user's line at which that is so; "" if none is known.
+        peak_line: the user's line at the peak; "" if unknown.
         largest: what is alive there, largest first.
         capacity: what one device has.
     """
@@ -72,13 +72,13 @@ class CollectiveUse:
     Attributes:
         kind: as HLO calls it: "all-gather", "all-reduce", "reduce-scatter", "all-to-all",
             "collective-permute".
-        axes: the mesh axes along which devices talk, in the mesh's order.
+        axes: the mesh axes along which devices communicate, in the mesh's order.
         bytes: of one result on one device, what a gather gathers or a reduction reduces.
-        count: how often one step does it.
+        count: how often in one step.
         line: the user's line that it comes from.
         seconds: of all of them, if nothing overlaps.
         dtype: of what is sent.
-        slices: how many slices devices that talk are in; more than one talk over the slower
+        slices: how many slices the devices are in; several communicate over the slower
             network.
     """
 
@@ -102,10 +102,10 @@ class TimeEstimate:
         busy: of the two the larger, operation by operation.
         collectives: by axes, joined by "+" where several are talked along at once.
         serial: nothing overlaps: `busy` and all collectives.
-        overlapped: collectives run beside computing as far as the assumption says.
+        overlapped: collectives overlap with computing as far as the assumptions allow.
         utilisation: flops the model needs, over what the chip could do in `overlapped` (MFU).
         limit: "compute", "memory", or the axes of the collectives that take longest.
-        assumptions: in words, what the seconds stand on.
+        assumptions: of the seconds, in words.
     """
 
     compute: float
@@ -142,12 +142,12 @@ class TimelineEvent:
 
 @dataclasses.dataclass(frozen=True)
 class InputUse:
-    """What a step takes of one role and dtype, split in one way.
+    """Inputs of a step of one role and dtype, split in one way.
 
     Attributes:
         role: as of a `StepInput`: "parameter", "buffer", "optimizer", "input", "random", "number".
         dtype: name of the dtype.
-        axes: the mesh axes that split it, in the mesh's order; () if it is whole.
+        axes: the mesh axes that split it, in the mesh's order; () if it is replicated.
         free: axes of the mesh that do not split it, and could: each array of it has an axis that
             they divide.
         bytes: on one device, all of its arrays.

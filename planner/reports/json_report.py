@@ -44,7 +44,7 @@ def read(kind: type[Report], text: str) -> Report:
             f"the report is of version {version!r}, and this isoshard reads version {VERSION}; "
             "make it again, or read it with the isoshard that wrote it"
         )
-    return _made(kind, content, "report")
+    return _typed(kind, content, "report")
 
 
 def _plain(value: Any) -> Any:
@@ -52,26 +52,26 @@ def _plain(value: Any) -> Any:
         fields = dataclasses.fields(value)
         return {field.name: _plain(getattr(value, field.name)) for field in fields}
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, str | bool) or value is None:
         return value
     plain = value.item() if hasattr(value, "item") else value  # of NumPy
     return plain if math.isfinite(plain) else str(plain)
 
 
-def _made(hint: Any, value: Any, where: str) -> Any:
-    """What the type of a field says, made of what JSON has of it."""
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """A value of JSON as the type of a field."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
-        return _object(hint, value, where)
+        return _dataclass(hint, value, where)
     if origin is tuple:
         items = _expected(list, value, where)
-        return tuple(_made(arguments[0], item, f"{where}[{at}]") for at, item in enumerate(items))
-    if origin is not None and issubclass(_class(origin), Mapping):
+        return tuple(_typed(arguments[0], item, f"{where}[{at}]") for at, item in enumerate(items))
+    if origin is not None and issubclass(_as_class(origin), Mapping):
         pairs = _expected(dict, value, where).items()
-        return {key: _made(arguments[1], pair, f"{where}[{key!r}]") for key, pair in pairs}
+        return {key: _typed(arguments[1], pair, f"{where}[{key!r}]") for key, pair in pairs}
     if origin is Literal:
         if value not in arguments:
             raise ValueError(f"{where} is {value!r}, and can be {', '.join(map(repr, arguments))}")
@@ -81,8 +81,8 @@ def _made(hint: Any, value: Any, where: str) -> Any:
     return _expected(hint, value, where)
 
 
-def _object(kind: Any, value: Any, where: str) -> Any:
-    expected = _expected(dict, value, where)
+def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    content = _expected(dict, value, where)
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     needed = {
@@ -90,13 +90,16 @@ def _object(kind: Any, value: Any, where: str) -> Any:
         for name, field in fields.items()
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     }
-    if (lacking := sorted(needed - set(expected))) or (
-        strange := sorted(set(expected) - set(fields))
+    if (missing := sorted(needed - set(content))) or (
+        unknown := sorted(set(content) - set(fields))
     ):
-        what = f"lacks {', '.join(lacking)}" if lacking else f"has unknown {', '.join(strange)}"
-        raise ValueError(f"{where} {what}: the file is not one that isoshard wrote")
+        text = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
+        raise ValueError(f"{where} {text}: the file is not one that isoshard wrote")
     return kind(
-        **{name: _made(hints[name], one, f"{where}.{name}") for name, one in expected.items()}
+        **{
+            name: _typed(hints[name], field_value, f"{where}.{name}")
+            for name, field_value in content.items()
+        }
     )
 
 
@@ -106,5 +109,5 @@ def _expected(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _class(origin: Any) -> type:
+def _as_class(origin: Any) -> type:
     return origin if isinstance(origin, type) else types.NoneType

@@ -1,7 +1,7 @@
 """`Report`: what one step needs on one machine under one plan, and how it is shown and kept.
 
 All bytes and seconds are of one device and one run of the step, unless they say otherwise. The
-numbers are those of `findings.py`; text, pages and JSON are made by the modules beside it.
+numbers are those of `findings.py`; other modules of this package write text, pages and JSON.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Report:
         timeline: the step from its start to its end.
         seconds_taken: what the estimate itself took.
         versions: of jax, jaxlib and the compiler that it was made with.
-        inputs: what the step takes, by role, dtype and the axes that split it.
-        assumptions: in words, what memory and collectives stand on; `time` has its own.
+        inputs: of the step, by role, dtype and the axes that split them.
+        assumptions: of memory and collectives, in words; `time` has its own.
 
     Example:
         >>> memory = MemoryEstimate(

@@ -1,4 +1,4 @@
-"""Pictures of a report as SVG: bars of memory and of time on axes with units.
+"""Pictures of a report as SVG: charts of bars, the mesh as a grid, the timeline of a step.
 
 Colours are classes that the style of `html_report.py` fills, so that one picture serves light and
 dark pages. Every text in a picture is escaped.
@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from isoshard.core.kit import human_bytes, human_seconds
+import numpy as np
 
-from .key_figures import shares, traffic
+from isoshard.core.kit import count_of, human_bytes, human_seconds
+
+from ..machine.topologies import topology_of
+from .findings import TimelineEvent
+from .key_figures import Row, axis_kind, joined, mesh_of, slices
 
 if TYPE_CHECKING:
     from .report import Report
@@ -21,46 +25,181 @@ if TYPE_CHECKING:
 
 WIDTH = 920
 """Of every picture that spans the page, in its own units."""
-_LEAST = 600  # below which letters are too small: then the page scrolls
-_RIGHT = 24
-_ROW = 34
-_LETTER = 6.4  # width of a letter of a label, about
+_TOP, _ROW = 8, 28
+_CELL, _SPACE = 24, 3
+_MOST = 16  # cells along an axis; of more the first, a gap and the last
+_CURVE, _LANE, _GAP = 90, 22, 8  # heights in the timeline
+
+Unit = tuple[str, float]
+SECONDS: tuple[Unit, ...] = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+BYTES: tuple[Unit, ...] = tuple(
+    (name, 1024.0**power) for name, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1))
+)
 
 
-def svg(width: float, height: float, title: str, *content: str) -> str:
-    """A picture that shrinks with the page, as far as its letters can be read."""
-    picture = (
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" '
-        f'style="width:{width:g}px;min-width:{min(width, _LEAST):g}px">{"".join(content)}</svg>'
-    )
-    return f'<div class="wide">{picture}</div>'
-
-
-def label(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    """A text.
+def chart(
+    title: str, rows: Sequence[Row], units: Sequence[Unit], limits: Sequence[float] = ()
+) -> str:
+    """Bars on an axis with units.
 
     Args:
-        x: where it is anchored.
-        y: of its base line.
-        text: any; it is escaped.
-        anchor: "start", "middle" or "end".
-        kind: a class, "dim" for what is said by the way.
+        title: of the picture.
+        rows: labels and bars.
+        units: of the axis, the largest first.
+        limits: where a line crosses each row; () for none.
     """
-    said = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{said}>{escape(text)}</text>'
+    labels = [f"{name} {bars[0].text}" if len(bars) == 1 else name for name, bars in rows]
+    left = _gutter(labels)
+    most = max([*limits, *(bar.start + bar.size for _, bars in rows for bar in bars), 1e-9])
+    scale = (WIDTH - 24 - left) / most
+    bottom = _TOP + _ROW * len(rows)
+    drawn = [_horizontal_axis(left, bottom, most, units)]
+    for index, (name, bars) in enumerate(rows):
+        y = _TOP + _ROW * index
+        drawn.append(_label(left - 8, y + 16, _short(labels[index]), "end"))
+        for bar in bars:
+            x, width = left + bar.start * scale, bar.size * scale
+            drawn.append(_box(x, y, width, _ROW - 6, f"fill-{bar.kind}", f"{name} {bar.text}"))
+    same = len(set(limits)) == 1
+    for index, limit in enumerate(limits[:1] if same else limits):
+        x, y = left + limit * scale, _TOP + _ROW * index
+        drawn.append(_line(x, y - 3, x, bottom if same else y + _ROW - 3, "limit"))
+    return _svg(WIDTH, bottom + 24, title, *drawn)
 
 
-def box(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
-    """A filled rectangle, with what is told of it under the mouse."""
-    told = f"<title>{escape(title)}</title>" if title else ""
+def mesh_picture(report: Report) -> str:
+    """The last two axes of the mesh; lines are where fast links end: of hosts, or of slices."""
+    near = slices(report)
+    shown_rows, shown_columns = map(_shown, near.shape)
+    pitch, drawn = _CELL + _SPACE, []
+    for at_row, row in enumerate(shown_rows):
+        for at_column, column in enumerate(shown_columns):
+            x, y = at_column * pitch + _SPACE, at_row * pitch + _SPACE
+            if row is None or column is None:
+                drawn.append(_label(x + _CELL / 2, y + _CELL / 2 + 4, "…", "middle", "dim"))
+                continue
+            device = f"device {row * near.shape[1] + column}"
+            drawn.append(_box(x, y, _CELL, _CELL, "cell", device))
+            before = shown_columns[at_column - 1] if at_column else None
+            if before is not None and near[row, before] != near[row, column]:
+                drawn.append(_line(x - 1.5, y - 1.5, x - 1.5, y + _CELL + 1.5, "border"))
+            above = shown_rows[at_row - 1] if at_row else None
+            if above is not None and near[above, column] != near[row, column]:
+                drawn.append(_line(x - 1.5, y - 1.5, x + _CELL + 1.5, y - 1.5, "border"))
+    width, height = len(shown_columns) * pitch + _SPACE, len(shown_rows) * pitch + _SPACE
+    return _svg(width, height, "the mesh and its traffic", *drawn)
+
+
+def mesh_caption(report: Report) -> str:
+    """The axes that are drawn as rows and columns, and how many hosts or slices there are."""
+    *others, rows, columns = ["", "", *(f"{name}={size}" for name, size in report.mesh.items())]
+    texts = [f"rows {rows}" if rows else "", f"columns {columns}" if columns else ""]
+    texts.append(f"drawn once of {' x '.join(filter(None, others))}" if any(others) else "")
+    mesh = mesh_of(report)
+    if mesh is not None:
+        chip = topology_of(mesh).chip
+        group = "slice" if chip.links else "switch domain" if chip.domain else "host"
+        count = len({device.slice_index for device in mesh.devices.flat})
+        texts.append(f"{count_of(mesh.size, 'device')}, {count_of(count, group)}")
+        texts.append("lines are where fast links end" if count > 1 else "")
+    return "; ".join(filter(None, texts))
+
+
+def timeline_picture(report: Report) -> str:
+    """The timeline of a step: bytes alive, computing, and collectives by axes.
+
+    A step may have more events than a picture has points. So each lane is as high at a point as the
+    share of the time there that it takes, and the curve shows the most that is alive there.
+
+    Returns:
+        The picture; "" if the report has no events.
+    """
+    events = [event for event in report.timeline if event.seconds > 0]
+    if not events:
+        return ""
+    end = max(event.start + event.seconds for event in events)
+    lanes: dict[str, list[TimelineEvent]] = {"compute": []}
+    for event in events:
+        lanes.setdefault(joined(event.axes) or "compute", []).append(event)
+    most = f"memory to {human_bytes(max(event.memory for event in events))}"
+    left = _gutter([most, *lanes])
+    points = np.linspace(0.0, end, int(WIDTH - 24 - left) + 1)
+    alive = _alive(events, points)
+    highest = float(alive.max())
+    y = _TOP + _CURVE
+    drawn = [_label(left - 8, y - 6, most, "end")]
+    drawn.append(_area(alive / max(highest, 1) * _CURVE, left, y, "alive", most))
+    for name in sorted(lanes, key=lambda name: (name != "compute", -_seconds(lanes[name]))):
+        y += _GAP + _LANE
+        kind = "compute" if name == "compute" else axis_kind(list(report.mesh), name)
+        drawn.append(_label(left - 8, y - 6, _short(name), "end"))
+        title = f"{name} {human_seconds(_seconds(lanes[name]))}"
+        heights = _share(lanes[name], points) * _LANE
+        drawn.append(_area(heights, left, y, f"fill-{kind}", title))
+    axis = _horizontal_axis(left, y + _GAP, end, SECONDS)
+    return _svg(WIDTH, y + _GAP + 24, "the step from its start to its end", axis, *drawn)
+
+
+def _seconds(events: Sequence[TimelineEvent]) -> float:
+    return math.fsum(event.seconds for event in events)
+
+
+def _alive(events: Sequence[TimelineEvent], points: np.ndarray) -> np.ndarray:
+    """The most bytes that are alive between each two points of time."""
+    alive = np.zeros(len(points) - 1)
+    width, last = points[1], len(alive) - 1
+    for event in events:
+        first = min(int(event.start / width), last)
+        end = min(int((event.start + event.seconds) / width - 1e-9), last)
+        span = slice(first, max(first, end) + 1)
+        alive[span] = np.maximum(alive[span], event.memory)
+    return alive
+
+
+def _share(events: Sequence[TimelineEvent], points: np.ndarray) -> np.ndarray:
+    """Of the time between each two points, the share that the events take."""
+    times, done = [0.0], [0.0]
+    for event in sorted(events, key=lambda event: event.start):
+        start = max(event.start, times[-1])
+        times += [start, start + event.seconds]
+        done += [done[-1], done[-1] + event.seconds]
+    return np.clip(np.diff(np.interp(points, times, done)) / np.diff(points), 0.0, 1.0)
+
+
+def _area(heights: np.ndarray, left: float, y: float, kind: str, title: str) -> str:
+    """A filled area over a base line, a unit of the picture for each height."""
+    path, before = [f"M{left:g},{y:g}"], 0.0
+    for index, height in enumerate(np.round(heights, 1)):
+        if height != before:
+            path.append(f"H{left + index:g}V{y - height:g}")
+            before = height
+    path.append(f"H{left + len(heights):g}V{y:g}Z")
+    return f'<path d="{"".join(path)}" class="{kind}"><title>{escape(title)}</title></path>'
+
+
+def _svg(width: float, height: float, title: str, *content: str) -> str:
+    """A picture that shrinks with the page, as far as its letters can be read."""
     return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:g}" '
-        f'class="{kind}">{told}</rect>'
+        f'<div class="wide"><svg viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-label="{escape(title)}" style="width:{width:g}px;min-width:{min(width, 600):g}px">'
+        f"{''.join(content)}</svg></div>"
     )
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A straight line."""
+def _label(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {where} class="{kind}">{escape(text)}</text>'
+
+
+def _box(x: float, y: float, width: float, height: float, kind: str, title: str) -> str:
+    """A filled rectangle, with a tooltip."""
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:g}" '
+        f'class="{kind}"><title>{escape(title)}</title></rect>'
+    )
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {ends} class="{kind}"/>'
 
@@ -72,122 +211,32 @@ def ticks(most: float, count: int = 6) -> list[float]:
         >>> ticks(14.9)
         [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0]
     """
-    if most <= 0:
-        return [0.0]
     power = 10.0 ** math.floor(math.log10(most / count))
     step = next(size * power for size in (1, 2, 5, 10) if most / (size * power) <= count * 1.5)
     return [index * step for index in range(int(most / step + 1e-9) + 1)]
 
 
-def unit_of_bytes(most: float) -> tuple[str, float]:
-    """The unit for an axis of bytes, and its size."""
-    for name, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1)):
-        if most >= 1024.0**power:
-            return name, 1024.0**power
-    return "B", 1.0
-
-
-def unit_of_seconds(most: float) -> tuple[str, float]:
-    """The unit for an axis of time, and its size."""
-    for name, size in (("s", 1.0), ("ms", 1e-3)):
-        if most >= size:
-            return name, size
-    return "us", 1e-6
-
-
-def horizontal_axis(
-    left: float, right: float, y: float, top: float, most: float, unit: tuple[str, float]
-) -> str:
-    """An axis below a picture: round numbers, thin lines up from them, the unit at its end."""
-    name, size = unit
-    drawn = [line(left, y, right, y, "axis")]
-    for at in ticks(most / size):
-        x = left + (right - left) * at * size / most
-        drawn.append(line(x, top, x, y + 4, "grid"))
-        drawn.append(label(x, y + 16, f"{at:g}{f' {name}' if at == 0 else ''}", "middle", "dim"))
+def _horizontal_axis(left: float, y: float, most: float, units: Sequence[Unit]) -> str:
+    """An axis below a picture: round numbers, thin lines up from them, the unit at the first."""
+    name, size = next((unit for unit in units if most >= unit[1]), units[-1])
+    right = WIDTH - 24
+    drawn = [_line(left, y, right, y, "grid")]
+    for tick in ticks(most / size):
+        x = left + (right - left) * tick * size / most
+        drawn.append(_line(x, _TOP, x, y + 4, "grid"))
+        text = f"{tick:g}{f' {name}' if tick == 0 else ''}"
+        drawn.append(_label(x, y + 16, text, "middle", "dim"))
     return "".join(drawn)
 
 
-def gutter(names: Sequence[str]) -> float:
-    """How much room labels at the left need."""
-    return min(220.0, max(24.0, 14 + 7.2 * max(map(len, names), default=0)))
-
-
-def memory_bars(rows: Sequence[tuple[str, Report]]) -> str:
-    """The memory of one device by role against its capacity, a row for each report."""
-    left = gutter([name for name, _ in rows])
-    right, top = WIDTH - _RIGHT, 20
-    most = max(max(row.memory.peak, row.memory.capacity, 1) for _, row in rows)
-    bottom = top + _ROW * len(rows)
-    scale = (right - left) / most
-    drawn = [horizontal_axis(left, right, bottom, top, most, unit_of_bytes(most))]
-    for index, (name, row) in enumerate(rows):
-        y, x = top + _ROW * index + 5, left
-        drawn.append(label(left - 8, y + 16, _short(name), "end"))
-        for role, size in shares(row.memory):
-            told = f"{role} {human_bytes(size)}"
-            drawn.append(box(x, y, size * scale, _ROW - 10, f"fill-{role}", told))
-            if len(told) * _LETTER + 12 < size * scale:
-                drawn.append(label(x + size * scale / 2, y + 16, told, "middle", "on-fill"))
-            x += size * scale
-        end = left + row.memory.capacity * scale
-        drawn.append(line(end, y - 5, end, y + _ROW - 5, "limit"))
-    capacities = {row.memory.capacity for _, row in rows}
-    if len(capacities) == 1:
-        [capacity] = capacities
-        end = left + capacity * scale
-        anchor = "end" if end > WIDTH / 2 else "start"
-        drawn.append(label(end, 13, f"capacity {human_bytes(capacity)}", anchor, "limit-text"))
-    return svg(WIDTH, bottom + 24, "memory of one device by role", *drawn)
-
-
-def time_bars(rows: Sequence[tuple[str, Report]]) -> str:
-    """The time of one step, computing and collectives one after the other, a row for each report.
-
-    Args:
-        rows: names and reports; a mark stands at the time with overlap.
-    """
-    left = gutter([name for name, _ in rows])
-    right, top = WIDTH - _RIGHT, 20
-    most = max(max(row.time.serial, row.time.overlapped, 1e-9) for _, row in rows)
-    bottom = top + _ROW * len(rows)
-    scale = (right - left) / most
-    axes = axes_of([row for _, row in rows])
-    drawn = [horizontal_axis(left, right, bottom, top, most, unit_of_seconds(most))]
-    for index, (name, row) in enumerate(rows):
-        y, x = top + _ROW * index + 5, left
-        drawn.append(label(left - 8, y + 16, _short(name), "end"))
-        stretches = [("computing", row.time.busy, "fill-compute")]
-        stretches += [(t.axes, t.seconds, axis_fill(axes, t.axes)) for t in traffic(row)]
-        for what, seconds, kind in stretches:
-            told = f"{what} {human_seconds(seconds)}"
-            drawn.append(box(x, y, seconds * scale, _ROW - 10, kind, told))
-            if len(told) * _LETTER + 12 < seconds * scale:
-                drawn.append(label(x + seconds * scale / 2, y + 16, told, "middle", "on-fill"))
-            x += seconds * scale
-        end = left + row.time.overlapped * scale
-        drawn.append(f'<path d="M{end - 5:.1f},{y - 6}h10l-5,7z" class="mark"/>')
-    first = rows[0][1].time.overlapped
-    end = left + first * scale
-    words = f"with overlap {human_seconds(first)}" if len(rows) == 1 else "with overlap"
-    drawn.append(label(end, 13, words, "end" if end > WIDTH / 2 else "start", "dim"))
-    return svg(WIDTH, bottom + 24, "time of one step, nothing overlapping", *drawn)
-
-
-def axes_of(reports: Sequence[Report]) -> list[str]:
-    """The names of the axes of meshes, each once."""
-    return list(dict.fromkeys(name for report in reports for name in report.mesh))
-
-
-def axis_fill(axes: Sequence[str], along: str) -> str:
-    """The class that colours what is sent along axes.
-
-    Args:
-        axes: all there are, in order.
-        along: those in question, joined by "+".
-    """
-    return f"fill-axis{axes.index(along) % 4}" if along in axes else "fill-axes"
+def _gutter(names: Sequence[str]) -> float:
+    """The width that labels at the left need."""
+    return min(220.0, 14 + 7.2 * max(map(len, names), default=0))
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 32 else f"{name[:30]}.."
+    return name if len(name) <= 28 else f"{name[:26]}.."
+
+
+def _shown(count: int) -> Sequence[int | None]:
+    return [*range(count)] if count <= _MOST else [*range(_MOST - 2), None, count - 1]

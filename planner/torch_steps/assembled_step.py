@@ -22,8 +22,8 @@ from isoshard.torch_bridge.kit import (
     pytree,
 )
 
-from .found_models import Named
 from .planned_recording import PlannedRecording
+from .step_models import Named
 
 
 def argument_paths(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
@@ -43,10 +43,10 @@ def argument_paths(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     if bound is not None:
         for name in bound.arguments:
             if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
-                names += [f"{name}.{number}" for number in range(len(bound.arguments[name]))]
+                names += [f"{name}.{position}" for position in range(len(bound.arguments[name]))]
             elif parameters[name].kind in _POSITIONAL and len(names) < len(args):
                 names.append(name)
-    names += [f"argument{number}" for number in range(len(names), len(args))]
+    names += [f"argument{position}" for position in range(len(names), len(args))]
     paths = []
     for name, tree in [*zip(names, args, strict=False), *kwargs.items()]:
         for path, _ in pytree.tree_flatten_with_path(tree)[0]:
@@ -81,26 +81,26 @@ def assembled(
     assembly = Assembly(recording, where)
     plan, escaped = assembly.plan()
     values = assembly.choose_results(plan)
-    plan.live += tuple(sorted(escaped))  # what the step keeps somewhere
+    plan.live += tuple(sorted(escaped))  # results that the step stored in objects
     plan.result_layouts += (layout_numbers.UNPLACED,) * len(escaped)
     intern = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
-    also = {*recording.tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
-    plan.placed = tuple(input_placement.layouts_on(intern, values, also)[1])
+    result_layouts = {*recording.tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
+    plan.placed = tuple(input_placement.layouts_on(intern, values, result_layouts)[1])
     plan.notes = Notes(recording.tape.lines, recording.tape.outputs)
     inputs = _inputs(recording, names, plan, values)
-    home = _mesh_of(plan, mesh)
+    finer_mesh = _mesh_of(plan, mesh)
     with plan_lowering.tracing(plan, [_struct(leaf) for leaf in inputs]):
-        program = _traced(plan, inputs, home)
+        program = _traced(plan, inputs, finer_mesh)
         results = _results(recording, names, assembly, plan, values)
-    everywhere = NamedSharding(home, PartitionSpec())
+    everywhere = NamedSharding(finer_mesh, PartitionSpec())
     if plan.lifted:
         double = np.dtype(np.float64)
         inputs.append(StepInput("numbers", "number", (plan.lifted,), double, everywhere))
     if plan.draws:
-        word = np.dtype(np.uint32)
-        inputs.append(StepInput("random", "random", (plan.draws, 3), word, everywhere))
+        words = (plan.draws, 3)
+        inputs.append(StepInput("random", "random", words, np.dtype(np.uint32), everywhere))
     return TracedStep(
-        name, "torch", program, tuple(inputs), tuple(results), home, modules, wide=True
+        name, "torch", program, tuple(inputs), tuple(results), finer_mesh, modules, wide=True
     )
 
 
@@ -118,13 +118,13 @@ def _traced(plan: CompileRequest, inputs: Sequence[StepInput], mesh: Mesh) -> An
     """The jaxpr; floats and random words are among its inputs only if there are any."""
     step = plan_lowering.traceable(plan)
     extra = plan_lowering.extra_inputs(plan)
-    traced = [one for one in extra if one.shape[0]]
-    absent = [np.zeros(one.shape, one.dtype) for one in extra if not one.shape[0]]
+    traced = [input_ for input_ in extra if input_.shape[0]]
+    absent = [np.zeros(input_.shape, input_.dtype) for input_ in extra if not input_.shape[0]]
 
     def isoshard_step(*arguments: Any) -> Any:
-        taken, more = arguments[: len(inputs)], list(arguments[len(inputs) :])
-        scalars = more.pop(0) if plan.lifted else absent[0]
-        return step(*taken, scalars, more.pop(0) if plan.draws else absent[-1])
+        leaves, extra_leaves = arguments[: len(inputs)], list(arguments[len(inputs) :])
+        scalars = extra_leaves.pop(0) if plan.lifted else absent[0]
+        return step(*leaves, scalars, extra_leaves.pop(0) if plan.draws else absent[-1])
 
     structs = [_struct(leaf) for leaf in inputs]
     return jax.jit(isoshard_step, keep_unused=True).trace(*structs, *traced).jaxpr
@@ -138,10 +138,10 @@ def _inputs(
 ) -> list[StepInput]:
     firsts = {id(first): storage for storage, first in recording.log.storages.values()}
     inputs, indices = [], {"host": 0, "closed_over": 0}
-    for value, number in zip(values, plan.placed, strict=True):
+    for value, layout_id in zip(values, plan.placed, strict=True):
         storage = firsts.get(id(value))
         named = None if storage is None else names.get(id(storage))
-        layout: Any = layout_numbers.sharding(number)
+        layout: Any = layout_numbers.sharding(layout_id)
         if named is None and storage is not None:
             names[id(storage)] = named = Named(f"memory.{len(names)}", "buffer", layout)
         if named is None:
@@ -162,31 +162,33 @@ def _results(
     plan: CompileRequest,
     values: Sequence[Any],
 ) -> list[StepResult]:
-    positions = {id(value): place for place, value in enumerate(values)}
-    text: dict[int, tuple[str, int | None]] = {}
+    positions = {id(value): position for position, value in enumerate(values)}
+    names_of_slots: dict[int, tuple[str, int | None]] = {}
     for storage in assembly.written:
         named = names.get(id(storage))
-        place = positions.get(id(recording.log.storages[id(storage)][1]))
-        name = f"memory.{len(text)}" if named is None else named.name
-        text[storage.value.slot] = (name, place)
+        position = positions.get(id(recording.log.storages[id(storage)][1]))
+        name = f"memory.{len(names_of_slots)}" if named is None else named.name
+        names_of_slots[storage.value.slot] = (name, position)
     for tensor, value, _ in assembly.created:
-        text.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
+        names_of_slots.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
     results = []
-    for slot, number in zip(plan.live, plan.result_layouts, strict=True):
-        name, place = text.get(slot, (f"kept.{slot}", None))
-        finer = plan_lowering.refined(number)
-        layout: Any = None if number == layout_numbers.UNPLACED else layout_numbers.sharding(finer)
-        results.append(StepResult(name, place, layout))
+    for slot, layout_id in zip(plan.live, plan.result_layouts, strict=True):
+        name, position = names_of_slots.get(slot, (f"kept.{slot}", None))
+        finer = plan_lowering.refined(layout_id)
+        layout: Any = (
+            None if layout_id == layout_numbers.UNPLACED else layout_numbers.sharding(finer)
+        )
+        results.append(StepResult(name, position, layout))
     return results
 
 
 def _name_of(
     tensor: Any, recording: PlannedRecording, names: Mapping[int, Named], assembly: Assembly
 ) -> str:
-    """What each run makes anew: by its path in the result, or by whose gradient it is."""
+    """The name of a new result: its path in the step's result, or "grad." and its parameter."""
     tree = pytree.tree_unflatten(list(range(len(recording.leaves))), recording.structure)
-    for path, number in pytree.tree_flatten_with_path(tree)[0]:
-        if recording.leaves[number] is tensor:
+    for path, index in pytree.tree_flatten_with_path(tree)[0]:
+        if recording.leaves[index] is tensor:
             return ".".join(map(key_text, path)) or "result"
     for owner, gradient in zip(recording.tensors, assembly.after, strict=True):
         if gradient is tensor:

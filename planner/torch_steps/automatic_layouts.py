@@ -1,9 +1,9 @@
-"""Layouts that a search finds for a step whose script says none: `use_spmd(auto=True)`, `auto_policy`.
+"""Automatic sharding of a step by a plan search: `use_spmd(auto=True)`, `auto_policy`.
 
-torch_xla gives the traced graph to XLA's auto-sharding pass. Here the first call of a compiled step
-is planned as `iso.planner.search` plans it: on the mesh that was asked for, else on the mesh found;
-what the user has marked stays. Parameters, gradients and optimizer state are then laid out, modules
-are told how their outputs lie, and the arguments of each call are laid out before it.
+torch_xla passes the traced graph to XLA's auto-sharding. Here the first call of a compiled step is
+planned by `iso.planner.search`: on the requested mesh, else on the best one; marks of the user are
+kept. Parameters, gradients and optimizer state are then resharded, outputs of modules constrained,
+and the arguments of each call sharded before it.
 
 >>> import isoshard.torch_bridge as xs
 >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
@@ -23,7 +23,7 @@ are told how their outputs lie, and the arguments of each call are laid out befo
 (('*', P('data',)),)
 >>> x.partition_spec
 P('data',)
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ from isoshard.torch_bridge.kit import (
 )
 
 from .assembled_step import argument_paths
-from .found_models import FoundModel, behind, layouts_of, models_of
+from .step_models import StepModel, layouts_of, models_of, walk_step
 
 
 @dataclasses.dataclass(frozen=True)
 class AutomaticLayout:
-    """What was found for a model.
+    """The plan that was applied to a model.
 
     Attributes:
         result: of the search.
@@ -77,72 +77,72 @@ class AutomaticLayout:
     constraints: ActivationConstraints | None
 
 
-_FOUND: weakref.WeakKeyDictionary[torch.nn.Module, AutomaticLayout] = weakref.WeakKeyDictionary()
+_LAYOUTS: weakref.WeakKeyDictionary[torch.nn.Module, AutomaticLayout] = weakref.WeakKeyDictionary()
 
 
-def found_for(module: torch.nn.Module) -> SearchResult | None:
-    """The result of the search by which a model was laid out; None if none was."""
-    result = _FOUND.get(module)
-    for model, one in _FOUND.items() if result is None else ():
+def automatic_plan(module: torch.nn.Module) -> SearchResult | None:
+    """The search result by which a model was sharded; None if it was not."""
+    layout = _LAYOUTS.get(module)
+    for model, model_layout in _LAYOUTS.items() if layout is None else ():
         if any(child is module for child in model.modules()):
-            result = one
-    return None if result is None else result.result
+            layout = model_layout
+    return None if layout is None else layout.result
 
 
-def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ShardArguments:
-    """Find a plan for a step that is about to run for the first time, and lay its models out by it.
+def shard_step(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ShardArguments:
+    """Search a plan for a step before its first run, and shard its models by it.
 
-    A model that was laid out for another step keeps its layout, unless this step trains it and that
-    one did not.
+    A model that was sharded for another step keeps its sharding, unless this step trains it and
+    the other did not.
 
     Returns:
-        What lays out the arguments of each call. It does nothing where no plan was asked for or
-        none can be found; then there is a warning.
+        A function that shards the arguments of each call. It does nothing where no plan was
+        requested or none can be found; then there is a warning.
 
     Raises:
         ShardingError: no plan fits in memory; or tensors are marked on several meshes.
     """
-    behind_it = _Behind(step, args, kwargs)
-    if not auto_spmd() and behind_it.mesh_asked_for is None:
-        return _nothing
+    state = _StepState(step, args, kwargs)
+    if not auto_spmd() and state.requested_mesh is None:
+        return _keep_arguments
     unplanned_steps.compiled()
-    reason = behind_it.unclear()
+    reason = state.unclear()
     if reason is None:
-        found_plans = behind_it.known()
-        if found_plans is not None:
-            return BatchLayouts(step, found_plans)
+        present = state.present()
+        if present is not None:
+            return BatchLayouts(step, present)
         try:
-            result = behind_it.search()
+            result = state.search()
         except CaptureError as error:
             reason = str(error)
         else:
-            behind_it.place(result)
+            state.shard(result)
             return BatchLayouts(step, result)
     unplanned_steps.warn_unplanned(line_of(step), reason)
-    return _nothing
+    return _keep_arguments
 
 
-def _nothing(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _keep_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Leave the arguments as they are."""
 
 
-class _Behind:
-    """The models, optimizers and arguments of a step."""
+class _StepState:
+    """The models, optimizers and arguments that a step reads."""
 
     def __init__(self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
         self.step, self.args, self.kwargs = step, args, kwargs
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         paths = argument_paths(step, args, kwargs)
-        self.reached = behind(step, leaves, paths)
+        self.walk = walk_step(step, leaves, paths)
         self.arguments = dict(zip(paths, leaves, strict=True))
         self.models = [
             model
-            for model in models_of(self.reached, self.arguments)
+            for model in models_of(self.walk, self.arguments)
             if any(True for _ in modules.tensors(model.module))
         ]
         meshes = [first_layouts.requested_mesh(model.module.modules()) for model in self.models]
-        self.mesh_asked_for = next((mesh for mesh in meshes if mesh is not None), None)
-        self.wanted = [
+        self.requested_mesh = next((mesh for mesh in meshes if mesh is not None), None)
+        self.planned = [
             model
             for model, mesh in zip(self.models, meshes, strict=True)
             if mesh is not None or auto_spmd()
@@ -152,64 +152,65 @@ class _Behind:
             for model in self.models
             for name, tensor in modules.tensors(model.module)
         }
-        mine = set(map(id, self.tensors.values()))
+        ids = set(map(id, self.tensors.values()))
         self.batch = {
             path: leaf
             for path, leaf in self.arguments.items()
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in mine
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in ids
         }
 
     def unclear(self) -> str | None:
         """Why the step cannot be planned, as far as that is seen before it is traced."""
         if jax.process_count() > 1 and jax.devices()[0].platform == "cpu":
-            return "what CPUs can do is measured, and processes might find different plans."
+            return "rates of CPUs are measured, so processes might find different plans."
         if not self.models:
-            return "no module with parameters is behind it, whose tensors a plan could name."
+            return "it reads no module with parameters, whose tensors a plan could name."
         if any(model.prefix for model in self.models):
             names = " and ".join(model.name for model in self.models)
-            return f"{names} have tensors of the same names, so that no rule tells them apart."
+            return f"{names} have tensors of the same names, which rules cannot distinguish."
         return None
 
-    def known(self) -> SearchResult | None:
-        """What was found for another step with the same models."""
-        result = [_FOUND.get(model.module) for model in self.wanted]
-        for one in result:
-            if one is None or (self.reached.optimizers and not one.trains):
+    def present(self) -> SearchResult | None:
+        """The search result of another step with the same models."""
+        layouts = [_LAYOUTS.get(model.module) for model in self.planned]
+        for layout in layouts:
+            if layout is None or (self.walk.optimizers and not layout.trains):
                 return None
-        return result[0].result if result and result[0] is not None else None
+        return layouts[0].result if layouts and layouts[0] is not None else None
 
     def search(self) -> SearchResult:
-        """Find a plan; what the user marked, and models that nobody asked about, stay."""
-        declared = self._said(self.tensors)
-        if self.mesh_asked_for is not None:
+        """Search a plan; tensors with marks, and models that are not to be planned, are fixed."""
+        declared = self._user_shardings(self.tensors)
+        if self.requested_mesh is not None:
             for model in self.models:
-                if model not in self.wanted:
-                    declared |= self._as_they_lie(model, self.mesh_asked_for.get_jax_mesh())
-        batch = self._said(self.batch)
+                if model not in self.planned:
+                    declared |= self._current_shardings(model, self.requested_mesh.get_jax_mesh())
+        batch = self._user_shardings(self.batch)
         mesh = self._mesh({**declared, **batch})
         fixed = _fixed(declared, batch, self.tensors)
         return search(self.step, self.args, mesh, kwargs=self.kwargs, fixed=fixed)
 
-    def place(self, result: SearchResult) -> None:
-        """Lay out what is behind the step, and note what was found."""
+    def shard(self, result: SearchResult) -> None:
+        """Shard the models of the step, and record the plan in the report."""
         layouts = layouts_of(self.models, result.mesh, result.plan)[0]
         moved = 0
-        for tensor in [t for axis in self.wanted for _, t in modules.tensors(axis.module)]:
+        tensors = [t for model in self.planned for _, t in modules.tensors(model.module)]
+        for tensor in tensors:
             sharding = layouts[id(tensor)].layout
             if isinstance(tensor, XLAShardedTensor) and first_layouts.user_sharding(tensor) is None:
-                for one in (tensor, *self._following(tensor)):
-                    marks.annotate(one, sharding)
-                    first_layouts.note_for_now(one)
+                for follower in (tensor, *self._following(tensor)):
+                    marks.annotate(follower, sharding)
+                    first_layouts.note_for_now(follower)
                     metrics.count("plans.laid_out")
-                    metrics.count("plans.laid_out_bytes", one.nbytes)
+                    metrics.count("plans.laid_out_bytes", follower.nbytes)
                 moved += 1
-        for model in self.wanted:
-            before = _FOUND.get(model.module)
+        for model in self.planned:
+            before = _LAYOUTS.get(model.module)
             if before is not None and before.constraints is not None:
                 before.constraints.remove()
             constraints = _constraints(model, result)
-            _FOUND[model.module] = AutomaticLayout(
-                result, bool(self.reached.optimizers), constraints
+            _LAYOUTS[model.module] = AutomaticLayout(
+                result, bool(self.walk.optimizers), constraints
             )
         metrics.count("plans.found")
         metrics.record_plan(
@@ -219,70 +220,72 @@ class _Behind:
             "isoshard.torch_bridge.auto_plan(model) says it",
         )
 
-    def _said(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, NamedSharding]:
-        result = {name: first_layouts.user_sharding(tensor) for name, tensor in tensors.items()}
-        return {name: one for name, one in result.items() if one is not None}
+    def _user_shardings(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, NamedSharding]:
+        shardings = {name: first_layouts.user_sharding(tensor) for name, tensor in tensors.items()}
+        return {name: sharding for name, sharding in shardings.items() if sharding is not None}
 
-    def _as_they_lie(self, model: FoundModel, mesh: Mesh) -> dict[str, NamedSharding]:
-        sharding = NamedSharding(mesh, PartitionSpec())
-        result = {
+    def _current_shardings(self, model: StepModel, mesh: Mesh) -> dict[str, NamedSharding]:
+        replicated = NamedSharding(mesh, PartitionSpec())
+        shardings = {
             name: marks.placed(tensor) if isinstance(tensor, XLAShardedTensor) else None
             for name, tensor in modules.tensors(model.module)
         }
-        return {name: one or sharding for name, one in result.items()}
+        return {name: current or replicated for name, current in shardings.items()}
 
-    def _mesh(self, text: Mapping[str, NamedSharding]) -> Mesh | int:
-        """The requested mesh, or that of marks; a number of devices without either."""
-        meshes = {name: auto(word.mesh) for name, word in text.items()}
-        if self.mesh_asked_for is not None:
-            mesh, whose = self.mesh_asked_for.get_jax_mesh(), "the plan is for"
+    def _mesh(self, marked: Mapping[str, NamedSharding]) -> Mesh | int:
+        """The requested mesh, or that of marks; the number of devices without either."""
+        meshes = {name: auto(sharding.mesh) for name, sharding in marked.items()}
+        if self.requested_mesh is not None:
+            mesh, source = self.requested_mesh.get_jax_mesh(), "the plan is for"
         elif meshes:
             first = next(iter(meshes))
-            mesh, whose = meshes[first], f"{first} is marked on"
+            mesh, source = meshes[first], f"{first} is marked on"
         elif get_global_mesh() is not None or os.environ.get("XLA_AUTO_SPMD_MESH"):
-            mesh, whose = auto_mesh().get_jax_mesh(), "the plan is for"
+            mesh, source = auto_mesh().get_jax_mesh(), "the plan is for"
         else:
             return jax.device_count()
         mesh = auto(mesh)
-        others = [f"{name} on {described(one)}" for name, one in meshes.items() if one != mesh]
+        others = [
+            f"{name} on {described(other)}" for name, other in meshes.items() if other != mesh
+        ]
         if others:
             raise ShardingError(
-                f"{line_of(self.step)}: the step is to be laid out automatically over one mesh; "
-                f"{whose} {described(mesh)}, and {', '.join(others[:5])}"
+                f"{line_of(self.step)}: the step is to be sharded automatically over one mesh; "
+                f"{source} {described(mesh)}, and {', '.join(others[:5])}"
                 f"{', ..' if len(others) > 5 else ''}. Mark everything on one mesh."
             )
         return mesh
 
     def _following(self, tensor: XLAShardedTensor) -> Iterable[XLAShardedTensor]:
         """A parameter's gradient, and the state of its shape that optimizers keep."""
-        gradients = [tensor.grad] if tensor.is_leaf else []
-        for optimizer in self.reached.optimizers:
-            gradients += optimizer.state.get(tensor, {}).values()
-        lies = marks.placed(tensor)
-        for one in gradients:
-            if isinstance(one, XLAShardedTensor) and one.shape == tensor.shape:
-                present = marks.marked(one)
-                if present is None or present == lies:
-                    yield one
+        followers = [tensor.grad] if tensor.is_leaf else []
+        for optimizer in self.walk.optimizers:
+            followers += optimizer.state.get(tensor, {}).values()
+        sharding = marks.placed(tensor)
+        for follower in followers:
+            if isinstance(follower, XLAShardedTensor) and follower.shape == tensor.shape:
+                present = marks.marked(follower)
+                if present is None or present == sharding:
+                    yield follower
 
 
 def _fixed(
-    text: Mapping[str, NamedSharding],
+    marked: Mapping[str, NamedSharding],
     batch: Mapping[str, NamedSharding],
     tensors: Mapping[str, torch.Tensor],
 ) -> Plan | None:
-    """Marks as rules by name, which mean no other tensor."""
-    if not text and not batch:
+    """Marks as a plan whose rules match these tensors only."""
+    if not marked and not batch:
         return None
-    split = {name: text[name].spec if name in text else PartitionSpec() for name in tensors}
-    full = {
-        name: PartitionSpec("whole" if name in text and not any(split[name]) else None)
+    split = {name: marked[name].spec if name in marked else PartitionSpec() for name in tensors}
+    unsplit = {
+        name: PartitionSpec("whole" if name in marked and not any(split[name]) else None)
         for name in tensors
     }
     rules: dict[str, Any] = dict(
         activation_rules_of({n: _short(axis) for n, axis in split.items()})
     )
-    rules |= dict.fromkeys(activation_rules_of({n: _short(one) for n, one in full.items()}))
+    rules |= dict.fromkeys(activation_rules_of({n: _short(spec) for n, spec in unsplit.items()}))
     inputs: dict[str, Any] = (
         {"inputs": {n: axis.spec for n, axis in batch.items()}} if batch else {}
     )
@@ -290,15 +293,15 @@ def _fixed(
 
 
 def _short(spec: PartitionSpec) -> PartitionSpec:
-    """Without None at its end."""
+    """A spec without None at its end."""
     entries = list(spec)
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
 
 
-def _constraints(model: FoundModel, result: SearchResult) -> ActivationConstraints | None:
-    """Hooks that lay out the outputs of modules, unless the user has put such hooks there."""
+def _constraints(model: StepModel, result: SearchResult) -> ActivationConstraints | None:
+    """Hooks that constrain the outputs of modules, unless the user has set such hooks."""
     plan, module = result.plan, model.module
     names = [name for name, _ in module.named_modules()]
     if not plan.activations or not any(map(plan.activation_for, names)):
@@ -311,22 +314,22 @@ def _constraints(model: FoundModel, result: SearchResult) -> ActivationConstrain
 
 
 class BatchLayouts:
-    """Lays out the arguments of a call that nobody has marked, as a plan's inputs say.
+    """Shards arguments without marks by the `inputs` of a plan, before each call.
 
     Args:
-        step: what is called.
-        found: the plan and its mesh.
+        step: the function.
+        result: the plan and its mesh.
     """
 
     def __init__(self, step: Any, result: SearchResult):
         """See the class."""
         self._step, self._mesh = step, result.mesh
-        says = any(isinstance(factor.inputs, tuple) for factor in result.plan.factors)
-        self._plan = result.plan.for_inputs() if says else None
-        self._known: dict[tuple[str, tuple[int, ...]], NamedSharding | None] = {}
+        has_inputs = any(isinstance(factor.inputs, tuple) for factor in result.plan.factors)
+        self._plan = result.plan.for_inputs() if has_inputs else None
+        self._cache: dict[tuple[str, tuple[int, ...]], NamedSharding | None] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Lay them out; what does not divide stays as it is."""
+        """Shard the arguments; those whose axes do not divide are left."""
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         if self._plan is None or not any(map(_is_open, leaves)):
             return
@@ -339,15 +342,15 @@ class BatchLayouts:
                     first_layouts.note_for_now(leaf)
 
     def _layout(self, path: str, shape: tuple[int, ...]) -> NamedSharding | None:
-        if (path, shape) not in self._known and self._plan is not None:
+        if (path, shape) not in self._cache and self._plan is not None:
             try:
-                result = self._plan.resolve({path: shape}, self._mesh).shardings[path]
+                sharding = self._plan.resolve({path: shape}, self._mesh).shardings[path]
             except ShardingError:  # another batch than the one that was planned
-                result = None
-            self._known[path, shape] = result
-        return self._known.get((path, shape))
+                sharding = None
+            self._cache[path, shape] = sharding
+        return self._cache.get((path, shape))
 
 
 def _is_open(leaf: Any) -> bool:
-    """Whether an argument is a tensor on the device that nobody has marked."""
+    """Whether an argument is a tensor on the device without a mark."""
     return isinstance(leaf, XLAShardedTensor) and leaf.ndim > 0 and marks.marked(leaf) is None

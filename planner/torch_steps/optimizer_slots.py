@@ -1,8 +1,8 @@
-"""State that the first step of an optimizer makes, made before the step is planned.
+"""State that an optimizer initializes in its first step, initialized before the step is planned.
 
 What is planned is a step like all later ones, which finds that state. So the optimizer takes a step
-of its own first, with gradients without elements, on a tape that is thrown away; what it made is
-then memory like that of the parameters, named `exp_avg.layers.0.weight`, and laid out alike.
+of its own first, with gradients without elements, on a tape that is dropped; the state is then
+memory like that of the parameters, named `exp_avg.layers.0.weight`, with the same sharding.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 
 from isoshard.torch_bridge.kit import Value, layout_numbers, lazy_tensor
 
-from .found_models import Named
+from .placeholder_tensors import PlaceholderTensors
 from .planned_recording import PlannedRecording
 from .planning_tape import ShapeOnly
-from .stand_ins import StandIns
+from .step_models import Named
 from .user_lines import UserLines
 
 Record = Callable[[Callable[..., Any]], PlannedRecording]
@@ -27,37 +27,37 @@ Record = Callable[[Callable[..., Any]], PlannedRecording]
 def make_slots(
     optimizers: Sequence[torch.optim.Optimizer],
     record: Record,
-    stand_ins: StandIns,
+    placeholders: PlaceholderTensors,
     user: UserLines,
 ) -> None:
-    """Let optimizers have the state that their first step makes.
+    """Initialize the state of optimizers by a step of their own.
 
-    An optimizer whose `step` wants more than gradients is left as it is: `keep_slots` after the
-    step finds what it made.
+    An optimizer whose `step` needs more than gradients is left as it is: `keep_slots` after the
+    step finds its state.
     """
     for optimizer in optimizers:
         parameters = [
-            device
+            parameter
             for group in optimizer.param_groups
-            for device in group["params"]
-            if device.requires_grad and isinstance(device, lazy_tensor.LazyTensor)
+            for parameter in group["params"]
+            if parameter.requires_grad and isinstance(parameter, lazy_tensor.LazyTensor)
         ]
         if not parameters or all(optimizer.state.get(parameter) for parameter in parameters):
             continue
         recording = record(optimizer.step)
         before = [(parameter, parameter.grad) for parameter in parameters]
         groups = [dict(group) for group in optimizer.param_groups]
-        had = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+        states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
         try:
             for parameter in parameters:
-                named = stand_ins.names[id(parameter._storage)]
+                named = placeholders.names[id(parameter._storage)]
                 with torch.no_grad():
-                    parameter.grad = stand_ins.made(parameter.detach(), named)
+                    parameter.grad = placeholders.placeholder(parameter.detach(), named)
             recording.run((), {})
-            keep_slots([optimizer], recording, stand_ins.names, stand_ins, user)
+            keep_slots([optimizer], recording, placeholders.names, placeholders, user)
         except Exception:
             optimizer.state.clear()
-            optimizer.state.update(had)
+            optimizer.state.update(states)
         finally:
             recording.undo()
             recording.forget()
@@ -72,11 +72,15 @@ def keep_slots(
     optimizers: Sequence[torch.optim.Optimizer],
     recording: PlannedRecording,
     names: Mapping[int, Named],
-    stand_ins: StandIns,
+    placeholders: PlaceholderTensors,
     user: UserLines,
 ) -> bool:
-    """Let the state that optimizers made in a recording be memory from before it."""
-    result = False
+    """Turn state that was initialized in a recording into memory from before it.
+
+    Returns:
+        Whether there was any: then the step is to be recorded again.
+    """
+    initialized = False
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             owner = names.get(id(getattr(parameter, "_storage", None)))
@@ -86,11 +90,11 @@ def keep_slots(
                 storage = slot._storage
                 if recording.existed_before(slot) or storage.value.tape is not recording.tape:
                     continue
-                named = stand_ins.of_state(kind, slot, parameter, owner)
-                stand_ins.names[id(storage)] = named
+                named = placeholders.of_state(kind, slot, parameter, owner)
+                placeholders.names[id(storage)] = named
                 size, dtype = storage.aval.token
                 value = Value(ShapeOnly(size, dtype, user), layout_numbers.intern(named.layout))
                 value.memory = storage.id
                 storage.value, storage.annotation = value, named.layout
-                result = True
-    return result
+                initialized = True
+    return initialized

@@ -1,4 +1,4 @@
-"""A step run once on a tape that is never executed: what a capture records, without its guards."""
+"""A step recorded once on a tape that is never executed: like a capture, without guards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _CpuOps(CpuOps):
     """CPU operations of a step; those with a tensor of the device pass without a search."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(dtype, lazy_tensor.LazyTensor) for dtype in types):
+        if any(issubclass(kind, lazy_tensor.LazyTensor) for kind in types):
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -44,10 +44,10 @@ class PlannedRecording(Recording):
 
     Args:
         step: the step.
-        found: the objects behind it, whose tensors have no elements.
+        walk: the objects that it reads, whose tensors have no elements.
         arguments: its tensor arguments.
-        mesh: what it is planned for.
-        user: tells the user's lines.
+        mesh: the mesh of the plan.
+        user: lines of user code.
     """
 
     tape: PlanningTape
@@ -60,19 +60,19 @@ class PlannedRecording(Recording):
         mesh: Mesh,
         user: UserLines,
     ):
-        """Prepare to record; what a capture needs for its guards is left out."""
+        """Prepare to record; state that only guards of a capture need is left out."""
         self._step = step
         self.walk = self.reached = walk
         self.arguments = list(arguments)
         leaves = list(walk.leaves())
         leaf_ids = {id(leaf) for leaf in leaves}
-        mine = [
+        differentiable = [
             index
             for index, argument in enumerate(arguments)
             if has_gradient(argument) and id(argument) not in leaf_ids
         ]
-        self.owners = [*leaves, *(Argument(index) for index in mine)]
-        self.tensors = [*leaves, *(arguments[index] for index in mine)]
+        self.owners = [*leaves, *(Argument(index) for index in differentiable)]
+        self.tensors = [*leaves, *(arguments[index] for index in differentiable)]
         self._learning_rates = []
         self.rebindings, self.changed_arguments = [], []
         self.metadata = MetadataLog()
@@ -94,7 +94,7 @@ class PlannedRecording(Recording):
         """Run the step on the tape.
 
         Raises:
-            CaptureError: it asks for the value of a tensor.
+            CaptureError: it reads the value of a tensor.
         """
         self._make_symbolic(self.walk.optimizers)
         self.tape.capture = self.cpu_ops
@@ -120,7 +120,7 @@ class PlannedRecording(Recording):
             self._learning_rates.clear()
 
     def undo(self) -> None:
-        """Let memory, gradients, counters and random states be as before the step."""
+        """Restore memory, gradients, counters and random states from before the step."""
         self.restore()
         self.training_state.restore_gradients()
         self.training_state.restore_scalers()
@@ -130,6 +130,6 @@ class PlannedRecording(Recording):
         self.random.restore()
 
     def forget(self) -> None:
-        """Let go of what was recorded."""
+        """Clear the recording."""
         self.log.clear()
         self.tape.forget()

@@ -1,12 +1,12 @@
 """A tape that is read and never executed.
 
 Its inputs have no elements. It notes the user's line of each entry, and which values are outputs of
-modules; what asks for a tensor's value is an error at the user's line, and marks on another mesh
-are meant for the one that is planned.
+modules; reading a tensor's value is an error at the user's line, and marks on another mesh are
+applied to the mesh of the plan.
 
 An output of a module, or its gradient, gets a name in the traced program, which computes nothing.
-Nothing is recorded for it, so the program is the one that training runs. What a plan says of an
-output holds for its gradient.
+Nothing is recorded for it, so the program is the one that training runs. The activation rule of an
+output holds for its gradient, too.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class PlanningTape(Tape):
     """The recorder of a step that is planned.
 
     Args:
-        mesh: what the step is planned for, with Auto axes.
-        user: tells the user's lines.
+        mesh: the mesh of the plan, with Auto axes.
+        user: lines of user code.
 
     Attributes:
         lines: of each entry the line of user code, as `Tape.program` has the entries.
@@ -63,23 +63,23 @@ class PlanningTape(Tape):
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
-        """Add an operation, and note whose it is."""
+        """Add an operation, and note its line."""
         before = len(self.program)
-        record = super().record(recipe, inputs, scalars)
+        outputs = super().record(recipe, inputs, scalars)
         self.lines += [""] * (len(self.program) - before - 1)
-        self.lines.append(self._user.here())
-        return record
+        self.lines.append(self._user.current())
+        return outputs
 
     def line_of_user(self) -> str:
         """The line of user code that runs now."""
-        return self._user.here()
+        return self._user.current()
 
     def joins(self, layout: int) -> bool:
-        """Whether a layout is over the mesh that is planned; what is not will be replicated."""
+        """Whether a layout is over the mesh of the plan; all are, by `meant`."""
         return True
 
     def meant(self, layout: int) -> int:
-        """The layout that a mark asks for, over the mesh that is planned.
+        """The layout that a mark requests, over the mesh of the plan.
 
         Raises:
             ShardingError: the mark's mesh has axes that this one has not.
@@ -97,14 +97,14 @@ class PlanningTape(Tape):
         ]
         if mesh is None or not set(used) <= set(self._mesh.axis_names):
             raise ShardingError(
-                f"{self._user.here()}: a tensor is marked with {named or requested} on a mesh with "
-                f"axes {() if mesh is None else mesh.axis_names}, and the step is planned for a "
-                f"mesh with axes {self._mesh.axis_names}. Name the axes of both meshes alike."
+                f"{self._user.current()}: a tensor is marked with {named or requested} on a mesh "
+                f"with axes {() if mesh is None else mesh.axis_names}, and the step is planned for "
+                f"a mesh with axes {self._mesh.axis_names}. Use the same axis names in both."
             )
         return layout_numbers.intern(NamedSharding(self._mesh, named))
 
     def refuse(self, what: str) -> None:
-        """Refuse what a program could not be given.
+        """Raise, where a capture would take an input that has no place in a program.
 
         Raises:
             CaptureError: always.
@@ -112,19 +112,19 @@ class PlanningTape(Tape):
         self.check_execution()
 
     def check_execution(self) -> None:
-        """Refuse what needs elements.
+        """Raise, since execution needs elements.
 
         Raises:
             CaptureError: always.
         """
-        error = no_elements(self._user.here())
+        error = no_elements(self._user.current())
         if self.capture is not None:
             self.capture.error = error  # also where somebody catches it
         raise error
 
 
 def no_elements(line: str) -> CaptureError:
-    """The error of a step that asks for the value of a tensor."""
+    """The error of a step that reads the value of a tensor."""
     return CaptureError(
         f"{line}: the step needs the value of a tensor here (item(), float(), print, or a branch "
         "of Python on it), and a step that is planned has no data. Return the tensor from the step "
@@ -133,12 +133,12 @@ def no_elements(line: str) -> CaptureError:
 
 
 class ShapeOnly:
-    """What stands for an array that has no elements.
+    """A stub of an array without elements.
 
     Args:
         shape: of the array.
         dtype: of the array.
-        user: tells the line of who asks for more.
+        user: lines of user code.
     """
 
     __slots__ = ("_user", "dtype", "shape")
@@ -154,12 +154,12 @@ class ShapeOnly:
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         """There is nothing to read."""
-        raise no_elements(self._user.here())
+        raise no_elements(self._user.current())
 
     def __getattr__(self, name: str) -> Any:
-        """Where elements lie is asked by who wants to read them."""
+        """Raise for attributes that only readers of elements use."""
         if name in _OF_ELEMENTS:
-            raise no_elements(self._user.here())
+            raise no_elements(self._user.current())
         raise AttributeError(name)
 
 
@@ -222,10 +222,10 @@ class ModuleOutputs:
         slot, meta = value._storage.value, value._aval.meta
         is_full = math.prod(meta.size) == math.prod(value._storage.aval.meta.size)
         if slot.tape is current and is_full and meta.is_contiguous:
-            setdefault = current.outputs.setdefault(slot.slot, {})
-            # One mark for all modules: each layer has as many, and what is before the first, too.
-            before = next((one for one in setdefault if one.startswith(GRADIENT)), None)
+            names = current.outputs.setdefault(slot.slot, {})
+            # One mark for all modules, so that every layer has the same number of equations.
+            before = next((name_ for name_ in names if name_.startswith(GRADIENT)), None)
             if mark == GRADIENT and before:
-                setdefault[f"{before},{name}"] = setdefault.pop(before)
+                names[f"{before},{name}"] = names.pop(before)
             else:
-                setdefault.setdefault(mark + name, meta.size)
+                names.setdefault(mark + name, meta.size)

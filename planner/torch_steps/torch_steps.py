@@ -14,16 +14,16 @@
 ...     return loss
 >>> mesh = topology("v5e:16x16").mesh((16, 16), ("data", "model"))
 >>> plan = Plan.data_parallel("data") * Plan({"0.weight": ("model",), "*": ()})
->>> found = traced_step(step, (torch.empty(512, 1024, device="meta"),), {}, mesh, plan)
->>> for one in found.inputs[:3]:
-...     print(one.name, one.role, one.shape, one.sharding.spec)
+>>> traced = traced_step(step, (torch.empty(512, 1024, device="meta"),), {}, mesh, plan)
+>>> for leaf in traced.inputs[:3]:
+...     print(leaf.name, leaf.role, leaf.shape, leaf.sharding.spec)
 0.weight parameter (4096, 1024) P('model',)
 0.bias parameter (4096,) P()
 x input (512, 1024) P('data',)
->>> {one.name for one in found.inputs if one.follows == "0.weight"} == {
+>>> {leaf.name for leaf in traced.inputs if leaf.follows == "0.weight"} == {
 ...     "exp_avg.0.weight", "exp_avg_sq.0.weight"}
 True
->>> found.results[-1].name, found.modules
+>>> traced.results[-1].name, traced.modules
 ('result', ('0', '1'))
 """
 
@@ -50,11 +50,11 @@ from isoshard.torch_bridge.kit import (
 )
 
 from .assembled_step import argument_paths, assembled
-from .found_models import FoundModel, Named, behind, input_layouts, layouts_of, models_of
 from .optimizer_slots import keep_slots, make_slots
+from .placeholder_tensors import PlaceholderTensors
 from .planned_recording import PlannedRecording
 from .planning_tape import ModuleOutputs
-from .stand_ins import StandIns
+from .step_models import Named, StepModel, input_layouts, layouts_of, models_of, walk_step
 from .user_lines import UserLines
 
 
@@ -73,14 +73,14 @@ def traced_step(
         plan: of the parameters, the batch (`inputs`) and activations; None: all is replicated.
 
     Raises:
-        CaptureError: the step asks for the value of a tensor; the message names the line.
+        CaptureError: the step reads the value of a tensor; the message names the line.
         PlanError: the plan does not fit the model or the batch.
         ShardingError: a mark inside the step is on a mesh that has other axes.
         TypeError: the step cannot be called.
     """
     if not callable(step):
         raise TypeError(
-            f"a step is a function of tensors, a module, or what xs.compile made of one; given was "
+            f"a step must be a function of tensors, a module or a step of xs.compile, not "
             f"{type(step).__name__}"
         )
     mesh = auto(as_mesh(mesh))
@@ -99,40 +99,40 @@ class _Planning:
         self.user = UserLines()
         self.leaves, self.structure = pytree.tree_flatten((args, dict(kwargs)))
         self.paths = argument_paths(self.step, args, kwargs)
-        self.found = behind(self.step, self.leaves, self.paths)
+        self.walk = walk_step(self.step, self.leaves, self.paths)
         by_name = dict(zip(self.paths, self.leaves, strict=True))
-        self.models = models_of(self.found, by_name)
+        self.models = models_of(self.walk, by_name)
         self.named, self.errors = layouts_of(self.models, mesh, plan)
         self.inputs = self._inputs()
 
     def traced(self) -> TracedStep:
         named = {**self.inputs, **self.named}
-        traced = StandIns(self.found, named, self.mesh, self.user)
+        placeholders = PlaceholderTensors(self.walk, named, self.mesh, self.user)
         marks = ModuleOutputs(self._module_names(), gradients=self.plan is None)
-        with traced, self._activations(), marks as outputs:
-            leaves = self._arguments(traced)
+        with placeholders, self._activations(), marks as outputs:
+            leaves = self._arguments(placeholders)
             arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
             make_slots(
-                self.found.optimizers,
-                lambda step: PlannedRecording(step, self.found, (), self.mesh, self.user),
-                traced,
+                self.walk.optimizers,
+                lambda step: PlannedRecording(step, self.walk, (), self.mesh, self.user),
+                placeholders,
                 self.user,
             )
             recording = self._recorded(leaves, arguments)
-            optimizers = self.found.optimizers
-            if keep_slots(optimizers, recording, traced.names, traced, self.user):
+            optimizers = self.walk.optimizers
+            if keep_slots(optimizers, recording, placeholders.names, placeholders, self.user):
                 recording.undo()
                 recording.forget()
-                traced.again()
+                placeholders.again()
                 recording = self._recorded(leaves, arguments)
             try:
-                return self._assembled(recording, traced, outputs.used)
+                return self._assembled(recording, placeholders, outputs.used)
             finally:
                 recording.undo()
                 recording.forget()
 
     def _recorded(self, leaves: list[Any], arguments: list[Any]) -> PlannedRecording:
-        recording = PlannedRecording(self.step, self.found, arguments, self.mesh, self.user)
+        recording = PlannedRecording(self.step, self.walk, arguments, self.mesh, self.user)
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         try:
             recording.run(args, kwargs)
@@ -142,20 +142,22 @@ class _Planning:
             raise
         return recording
 
-    def _arguments(self, stand_ins: StandIns) -> list[Any]:
+    def _arguments(self, placeholders: PlaceholderTensors) -> list[Any]:
         """The arguments with tensors without elements."""
         leaves, cache = [], {}
         for leaf in self.leaves:
-            if id(leaf) not in self.inputs or id(leaf) in stand_ins.tensors:
-                leaves.append(stand_ins.of(leaf))
+            if id(leaf) not in self.inputs or id(leaf) in placeholders.tensors:
+                leaves.append(placeholders.of(leaf))
             else:
                 if id(leaf) not in cache:
-                    cache[id(leaf)] = stand_ins.made(_as_tensor(leaf), self.inputs[id(leaf)])
+                    cache[id(leaf)] = placeholders.placeholder(
+                        _as_tensor(leaf), self.inputs[id(leaf)]
+                    )
                 leaves.append(cache[id(leaf)])
         return leaves
 
     def _inputs(self) -> dict[int, Named]:
-        """What each array of the batch is called, and how it lies."""
+        """The name and sharding of each array of the batch."""
         batch = {
             path: leaf
             for path, leaf in zip(self.paths, self.leaves, strict=True)
@@ -178,11 +180,11 @@ class _Planning:
 
     @contextlib.contextmanager
     def _activations(self) -> Iterator[None]:
-        """The plan's activations around modules, in the place of those that are there."""
-        if not isinstance(self.plan, Plan) or not _says_activations(self.plan):
+        """The plan's constraints on outputs of modules, instead of those that are set."""
+        if not isinstance(self.plan, Plan) or not _has_activations(self.plan):
             yield
             return
-        taken = [_without_constraints(model) for model in self.models]
+        removed = [_without_constraints(model) for model in self.models]
         handles = []
         try:
             for model in self.models:
@@ -193,37 +195,41 @@ class _Planning:
         finally:
             for handle in handles:
                 handle.remove()
-            for hooks, before in [pair for pairs in taken for pair in pairs]:
+            for hooks, before in [pair for pairs in removed for pair in pairs]:
                 hooks.clear()
                 hooks.update(before)
 
     def _assembled(
-        self, recording: PlannedRecording, stand_ins: StandIns, used: tuple[str, ...]
+        self, recording: PlannedRecording, placeholders: PlaceholderTensors, used: tuple[str, ...]
     ) -> TracedStep:
-        """The recorded step as a program; raises if it uses a model that the plan does not fit."""
+        """The recorded step as a program.
+
+        Raises:
+            ShardingError: it uses a model that the plan does not fit.
+        """
         for model in self.models:
             if model.name in self.errors:
                 for tensor in (*model.module.parameters(), *model.module.buffers()):
                     if id(getattr(tensor, "_storage", None)) in recording.log.storages:
                         raise self.errors[model.name]
         name = getattr(self.step, "__name__", type(self.step).__name__)
-        return assembled(recording, stand_ins.names, self.mesh, name, line_of(self.step), used)
+        return assembled(recording, placeholders.names, self.mesh, name, line_of(self.step), used)
 
 
-def _says_activations(plan: Plan) -> bool:
+def _has_activations(plan: Plan) -> bool:
     return any(factor.activations for factor in plan.factors)
 
 
-def _without_constraints(model: FoundModel) -> list[tuple[dict[int, Any], dict[int, Any]]]:
-    """Take the constraints off that another mesh put on a model; gives what was there."""
-    taken = []
+def _without_constraints(model: StepModel) -> list[tuple[dict[int, Any], dict[int, Any]]]:
+    """Remove the constraints of another mesh from a model; returns the hooks from before."""
+    removed = []
     for module in model.module.modules():
         for hooks in (forward_pre_hooks(module), forward_hooks(module)):
             if any(hasattr(hook, "constraint_key") for hook in hooks.values()):
-                taken.append((hooks, dict(hooks)))
+                removed.append((hooks, dict(hooks)))
                 for key in [key for key, hook in hooks.items() if hasattr(hook, "constraint_key")]:
                     del hooks[key]
-    return taken
+    return removed
 
 
 def _has_shape(leaf: Any) -> bool:

@@ -2,13 +2,13 @@
 
 The user's line is the innermost frame that is neither of torch, isoshard, JAX nor of the standard
 library: a library of models, such as transformers, counts as the user. What a model's backward does
-has no frame of the model. But each node of autograd's graph has a number, which is the next one at
-the time when the forward operation ran: so forward operations note the number with their line, and
+has no frame of the model. But each node of autograd's graph has a sequence number, the next one at
+the time when the forward operation ran: so forward operations note it with their line, and
 an operation of backward has the line of the node that is being evaluated.
 
 >>> import isoshard.torch_bridge
 >>> lines = UserLines()
->>> lines.here().endswith(")")                          # whoever runs this example
+>>> lines.current().endswith(")")                          # whoever runs this example
 True
 """
 
@@ -29,7 +29,7 @@ _LIBRARY = tuple(
     f"{Path(path).resolve()}/" for path in map(sysconfig.get_path, ("stdlib", "platstdlib"))
 )
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_MADE = ("<frozen", "<string>", "<eval_with_key>", "<__array_function__")
+_GENERATED = ("<frozen", "<string>", "<eval_with_key>", "<__array_function__")
 _USER, _OTHER, _AUTOGRAD = range(3)
 
 
@@ -40,10 +40,10 @@ class UserLines:
         """Nothing ran yet."""
         self._kinds: dict[CodeType, int] = {}
         self._texts: dict[tuple[CodeType, int], str] = {}
-        self._numbers: list[int] = []
+        self._node_ids: list[int] = []
         self._lines: list[str] = []
 
-    def here(self) -> str:
+    def current(self) -> str:
         """The line that runs now, as "file.py:12 (function)"; "" if none is the user's."""
         node = current_node()
         frame: FrameType | None = sys._getframe(1)
@@ -56,9 +56,9 @@ class UserLines:
                 self._note(text)
                 return text
             if kind == _AUTOGRAD and node is not None:
-                of_node = self._of_node(sequence_number(node))
-                if of_node is not None:
-                    return of_node
+                line = self._of_node(sequence_number(node))
+                if line is not None:
+                    return line
                 node = None
             frame = frame.f_back
         return ""
@@ -72,18 +72,18 @@ class UserLines:
         return text
 
     def _note(self, text: str) -> None:
-        """Let the node made last be of this line, unless an operation before this one made it."""
+        """Assign the newest node to this line, unless it is of an operation before this one."""
         index = next_sequence_number() - 1
-        if not self._numbers or index > self._numbers[-1]:
-            self._numbers.append(index)
+        if not self._node_ids or index > self._node_ids[-1]:
+            self._node_ids.append(index)
             self._lines.append(text)
 
     def _of_node(self, index: int) -> str | None:
         """The line of a node: its own, or that of the operation before (views record nothing)."""
-        if not self._numbers or index > self._numbers[-1] + _LARGEST_GAP:
-            return None  # the nodes that add to a leaf's gradient have the highest number of all
-        of_node = bisect.bisect_right(self._numbers, index) - 1
-        return self._lines[of_node] if of_node >= 0 else None
+        if not self._node_ids or index > self._node_ids[-1] + _LARGEST_GAP:
+            return None  # nodes that accumulate a leaf's gradient have the highest number of all
+        position = bisect.bisect_right(self._node_ids, index) - 1
+        return self._lines[position] if position >= 0 else None
 
 
 _LARGEST_GAP = 1 << 32
@@ -95,7 +95,7 @@ def _kind_of(frame: FrameType) -> int:
     file, module = code.co_filename, f"{frame.f_globals.get('__name__', '')}."
     if module.startswith(_INTERNAL) and not module.startswith(_OWN):
         return _AUTOGRAD if module.startswith("torch.autograd.graph.") else _OTHER
-    if file.startswith(_MADE):
+    if file.startswith(_GENERATED):
         return _OTHER
     if file.startswith(_LIBRARY) and not any(chunk in file for chunk in _INSTALLED):
         return _OTHER

@@ -57,7 +57,8 @@ def test_there_is_one_device():
     torch.jax.set_device(0)
     with torch.accelerator.device_index(0):
         assert torch.accelerator.current_device_index() == 0
-    with pytest.raises(RuntimeError, match="there is one logical device, jax:0, and index 1 was requested"):
+    message = "there is one logical device, jax:0, and index 1 was requested"
+    with pytest.raises(RuntimeError, match=message):
         torch.accelerator.set_device_index(1)
 
 

@@ -272,9 +272,7 @@ def test_to_torch_on_the_cpu(line, counted):
     assert iso.to_torch(half, device="cpu").dtype == torch.bfloat16
     uneven = iso.shard(np.arange(10.0, dtype=np.float32), line, P("x"), uneven="pad")
     assert iso.to_torch(uneven, device="cpu").tolist() == list(range(10))
-    with pytest.raises(
-        iso.errors.CopyError, match=r"is not on one CPU device .*; pass copy=None"
-    ):
+    with pytest.raises(iso.errors.CopyError, match=r"is not on one CPU device .*; pass copy=None"):
         iso.to_torch(a, device="cpu", copy=False)
     with pytest.raises(ValueError, match="on 'jax' or on 'cpu', not on 'cuda:0'"):
         iso.to_torch(one, device="cuda:0")

@@ -22,7 +22,7 @@ def argument_sharder(
         A function that shards the arguments of each call; None if no plan was requested.
 
     Raises:
-        ShardingError: as `automatic_layouts.lay_out`.
+        ShardingError: as `automatic_layouts.shard_step`.
     """
     if not auto_spmd() and not first_layouts.any_plan_requested():
         return None

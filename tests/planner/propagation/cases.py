@@ -29,7 +29,7 @@ def norm(x, scale):
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
 
 
-def free(x, what):
+def free(x, name):
     """Activations are laid out as they come."""
     return x
 
@@ -37,7 +37,7 @@ def free(x, what):
 def attention(x, layer, heads, between):
     _, s, d = x.shape
     q, k, v = (
-        between(jnp.einsum("bsd,dhk->bshk", x, layer[one]), "heads") for one in ("q", "k", "v")
+        between(jnp.einsum("bsd,dhk->bshk", x, layer[name]), "heads") for name in ("q", "k", "v")
     )
     scores = jnp.einsum("bqhk,bshk->bhqs", q, k) * (d // heads) ** -0.5
     scores = jnp.where(jnp.tril(jnp.ones((s, s), bool)), scores, -1e9)
@@ -98,7 +98,7 @@ def transformer(loss, stacked, layers=4, width=256, vocabulary=1024, batch=16, t
     lead = (layers,) if stacked else ()
     head = width // 8
     layer = {
-        **{one: shape(*lead, width, 8, head) for one in ("q", "k", "v")},
+        **{name: shape(*lead, width, 8, head) for name in ("q", "k", "v")},
         "o": shape(*lead, 8, head, width),
         "gate": shape(*lead, width, 3 * width),
         "up": shape(*lead, width, 3 * width),
@@ -126,7 +126,7 @@ TENSOR = {
 def specs(params, letters):
     """A spec for each parameter; `letters` says which mesh axis "d" and "m" are, or None."""
 
-    def one(path, leaf):
+    def spec_of(path, leaf):
         names = [str(getattr(p, "key", getattr(p, "idx", ""))) for p in path]
         entry = TENSOR.get("tables" if "tables" in names else names[-1])
         if entry is None or "top" in names or "convs" in names:
@@ -134,7 +134,7 @@ def specs(params, letters):
         lead = len(leaf.shape) - len(entry)
         return P(*(None,) * lead, *(letters.get(letter) for letter in entry))
 
-    return jax.tree_util.tree_map_with_path(one, params)
+    return jax.tree_util.tree_map_with_path(spec_of, params)
 
 
 PLANS = {
@@ -160,7 +160,7 @@ class Case:
             jax.jit(
                 self.step,
                 donate_argnums=self.donated,
-                out_shardings=[one.sharding for one in self.traced.results],
+                out_shardings=[result.sharding for result in self.traced.results],
             )
             .lower(*self.structs)
             .compile()
@@ -179,8 +179,8 @@ def case(model, plan):
             activations["heads"] = P("data", None, "model", None)
             activations["hidden"] = P("data", None, "model")
 
-        def between(x, what):
-            spec = activations.get(what)
+        def between(x, name):
+            spec = activations.get(name)
             if spec is None:
                 return x
             return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
@@ -192,8 +192,8 @@ def case(model, plan):
     spec = (layout, (layout, layout), of_batch)
     leaves, structure = jax.tree.flatten(args)
     shardings = [
-        NamedSharding(mesh, one)
-        for one in jax.tree.leaves(spec, is_leaf=lambda x: isinstance(x, P))
+        NamedSharding(mesh, entry)
+        for entry in jax.tree.leaves(spec, is_leaf=lambda x: isinstance(x, P))
     ]
 
     def step(*flat):

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from jax.extend.core import Primitive
 
-from isoshard.planner.propagation.dimension_rules import dimension_rule, is_known, primitives
+from isoshard.planner.propagation.dimension_rules import dimension_rule, has_rule, primitives
 
 
 def rule(function, *shapes, at=-1, dtype=jnp.float32):
@@ -18,19 +18,19 @@ def rule(function, *shapes, at=-1, dtype=jnp.float32):
     return dimension_rule(equation)
 
 
-def shared(found, operand, axis, result, place):
+def shared(rule, operand, axis, result, result_axis):
     """Whether an axis of an operand and one of a result have the same factors."""
-    return found.operands[operand][axis] == found.results[result][place]
+    return rule.operands[operand][axis] == rule.results[result][result_axis]
 
 
 def test_a_product_has_batch_contracted_and_free_axes():
-    found = rule(lambda x, y: jnp.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5))
-    (contracted,) = found.reduced
-    assert found.operands[0][2] == found.operands[1][1] == (contracted,)
-    assert shared(found, 0, 0, 0, 0)
-    assert shared(found, 1, 0, 0, 0)
-    assert shared(found, 0, 1, 0, 1)
-    assert shared(found, 1, 2, 0, 2)
+    factors = rule(lambda x, y: jnp.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5))
+    (contracted,) = factors.reduced
+    assert factors.operands[0][2] == factors.operands[1][1] == (contracted,)
+    assert shared(factors, 0, 0, 0, 0)
+    assert shared(factors, 1, 0, 0, 0)
+    assert shared(factors, 0, 1, 0, 1)
+    assert shared(factors, 1, 2, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_a_product_has_batch_contracted_and_free_axes():
     ],
 )
 def test_reshape_splits_and_merges(before, after, operand, result):
-    found = rule(lambda x: x.reshape(after), before)
-    assert (found.operands[0], found.results[0]) == (operand, result)
-    assert not found.whole
+    factors = rule(lambda x: x.reshape(after), before)
+    assert (factors.operands[0], factors.results[0]) == (operand, result)
+    assert not factors.unsharded
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_reshape_splits_and_merges(before, after, operand, result):
         (lambda x: lax.reduce_window(x, 0.0, lax.max, (1, 2), (1, 2), "VALID"), 1),
     ],
 )
-def test_axes_that_cannot_stay_split(function, axis):
-    found = rule(function, (4, 6))
-    assert found.operands[0][axis][0] in found.whole
-    assert found.operands[0][1 - axis][0] not in found.whole
+def test_axes_that_are_gathered(function, axis):
+    factors = rule(function, (4, 6))
+    assert factors.operands[0][axis][0] in factors.unsharded
+    assert factors.operands[0][1 - axis][0] not in factors.unsharded
 
 
-def test_an_unknown_primitive_is_whole_and_listed():
+def test_a_primitive_without_a_rule_is_unsharded_and_listed():
     strange = Primitive("strange")
     strange.def_abstract_eval(lambda x: x)
 
@@ -77,6 +77,6 @@ def test_an_unknown_primitive_is_whole_and_listed():
         jnp.ones((4, 4))
     )
     assert primitives(program) == {"scan": 1, "strange": 1}
-    assert not is_known("strange")
+    assert not has_rule("strange")
     inner = program.eqns[0].params["jaxpr"].jaxpr.eqns[0]
-    assert dimension_rule(inner).whole == {0, 1, 2, 3}
+    assert dimension_rule(inner).unsharded == {0, 1, 2, 3}

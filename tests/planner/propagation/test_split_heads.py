@@ -19,18 +19,18 @@ def report(heads: int, kv_heads: int, shape: tuple[int, int], **options) -> Repo
 
 
 def test_fewer_heads_of_keys_than_devices():
-    (said,) = [one for one in report(8, 2, (2, 8), repeats=True).advice if "heads" in one]
-    assert said.startswith("2 heads of 48 are split over 8 devices ('model') at ")
-    assert said.count("planning_models.py:") >= 2  # keys, values
-    assert ": each lies in 4 parts, which are gathered where heads are needed whole; " in said
-    assert said.endswith("a number of devices that divides 2 keeps them whole")
+    (advice,) = [text for text in report(8, 2, (2, 8), repeats=True).advice if "heads" in text]
+    assert advice.startswith("2 heads of 48 are split over 8 devices ('model') at ")
+    assert advice.count("planning_models.py:") >= 2  # keys, values
+    assert ": each is split in 4, and gathered where an operation reads full heads; " in advice
+    assert advice.endswith("a number of devices that divides 2 keeps heads unsplit")
 
 
 def test_heads_that_devices_do_not_divide():
-    (said,) = [one for one in report(12, 12, (2, 8)).advice if "heads" in one]
-    assert said.startswith("12 heads of 32 are split over 8 devices ('model') at ")
-    assert ": some lie in parts, " in said
+    (advice,) = [text for text in report(12, 12, (2, 8)).advice if "heads" in text]
+    assert advice.startswith("12 heads of 32 are split over 8 devices ('model') at ")
+    assert ": some are split, " in advice
 
 
-def test_heads_that_stay_whole_are_not_spoken_of():
-    assert not [one for one in report(8, 8, (2, 8)).advice if "heads" in one]
+def test_unsplit_heads_need_no_advice():
+    assert not [text for text in report(8, 8, (2, 8)).advice if "heads" in text]

@@ -1,4 +1,4 @@
-"""`by_tracing` against XLA's host partitioner in the same process, and what it tells."""
+"""`by_tracing` against XLA's host partitioner in the same process, and its notes."""
 
 import collections
 import functools
@@ -12,12 +12,12 @@ from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.counted_collectives import counted
 from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.propagation.trace_depth import by_tracing
 from tests.jax_faults import OF_JAX_9
 from tests.planner.propagation import cases
-from tests.planner.propagation.partitioned_hlo import collectives
 
 MODELS = {
     "mlp": cases.mlp,
@@ -31,7 +31,19 @@ CLOSE = [("scan", "sequence")]
 """Where it has: bytes of all by axes within 10 %, or 3 % of all bytes."""
 
 
-def told(program):
+def collectives_of_hlo(text, mesh):
+    """Of the HLO of a program: (kind, axes) -> (count, bytes) of a run; loops are counted in.
+
+    Bytes are of a collective's result, of a reduce-scatter of its operand.
+    """
+    totals = {}
+    for name, counts in counted(text, dict(mesh.shape)).items():
+        kind, axes = name.split()
+        totals[kind, tuple(axes.split("+"))] = (counts.operations, counts.bytes)
+    return totals
+
+
+def collectives_of(program):
     """Of a program: (kind, axes) -> (count, bytes)."""
     totals = collections.defaultdict(lambda: (0, 0))
     for op in program.ops:
@@ -41,9 +53,9 @@ def told(program):
     return dict(totals)
 
 
-def by_axes(found):
+def by_axes(program):
     totals = collections.Counter()
-    for (_, axes), (_, size) in found.items():
+    for (_, axes), (_, size) in program.items():
         totals[axes] += size
     return totals
 
@@ -61,37 +73,39 @@ def test_memory_and_collectives_are_those_of_the_partitioner(model, plan):
         + memory.temp_size_in_bytes
     )
     assert program.memory.peak == pytest.approx(peak, rel=0.25 if OF_JAX_9 else 0.15)
-    found = collectives(compiled.as_text(), case.traced.mesh)
+    theirs = collectives_of_hlo(compiled.as_text(), case.traced.mesh)
     if (model, plan) in EXACT:
-        assert told(program) == found
+        assert collectives_of(program) == theirs
     else:
-        axes, ours = by_axes(found), by_axes(told(program))
+        axes, ours = by_axes(theirs), by_axes(collectives_of(program))
         small = 0.03 * sum(axes.values())
-        for one in {*axes, *ours}:
-            assert ours[one] == pytest.approx(axes[one], rel=0.1, abs=small)
+        for key in {*axes, *ours}:
+            assert ours[key] == pytest.approx(axes[key], rel=0.1, abs=small)
 
 
 def test_inputs_by_role():
     case = cases.case(cases.mlp(), "fsdp")
     memory = by_tracing(case.traced).memory
-    of_one = sum(one.bytes_per_device for one in case.traced.inputs if one.role == "parameter")
-    assert (memory.parameters, memory.optimizer) == (of_one, 2 * of_one)
+    per_device = sum(
+        leaf.bytes_per_device for leaf in case.traced.inputs if leaf.role == "parameter"
+    )
+    assert (memory.parameters, memory.optimizer) == (per_device, 2 * per_device)
     assert memory.inputs == 2 * 1024 * 256 * 4 // 8
     total = memory.parameters + memory.optimizer + memory.inputs + memory.activations
     assert total == memory.peak
-    assert memory.largest[0].bytes == max(one.bytes for one in memory.largest)
+    assert memory.largest[0].bytes == max(array.bytes for array in memory.largest)
 
 
 def step_of(function, mesh, *inputs):
     """A traced step of a function of named arrays with specs."""
-    made = tuple(
+    leaves = tuple(
         StepInput(f"x{n}", "parameter", shape, np.dtype("float32"), NamedSharding(mesh, spec))
         for n, (shape, spec) in enumerate(inputs)
     )
-    structs = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in made]
+    structs = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     traced = jax.make_jaxpr(function)(*structs)
     results = tuple(StepResult(f"y{n}") for n in range(len(traced.jaxpr.outvars)))
-    return TracedStep("step", "jax", traced, made, results, mesh)
+    return TracedStep("step", "jax", traced, leaves, results, mesh)
 
 
 @pytest.fixture
@@ -105,11 +119,11 @@ def test_a_split_gradient_is_reduced_and_scattered_on_tpu(pod):
         return jax.lax.with_sharding_constraint(grad, NamedSharding(pod, P("data")))
 
     step = step_of(gradient, pod, ((64, 32), P("data")), ((32, 16), P("data")))
-    assert told(by_tracing(step)) == {
+    assert collectives_of(by_tracing(step)) == {
         ("all-gather", ("data",)): (1, 32 * 16 * 4),
         ("reduce-scatter", ("data",)): (1, 32 * 16 * 4),
     }
-    assert ("all-reduce", ("data",)) in told(by_tracing(step, scatters=False))
+    assert ("all-reduce", ("data",)) in collectives_of(by_tracing(step, scatters=False))
     assert "by a reduce-scatter" in " ".join(by_tracing(step).notes)
     assert "by an all-reduce" in " ".join(by_tracing(step, scatters=False).notes)
 
@@ -118,8 +132,8 @@ def test_an_axis_that_moves_is_an_all_to_all(pod):
     def moved(x):
         return jax.lax.with_sharding_constraint(x, NamedSharding(pod, P(None, "model")))
 
-    found = told(by_tracing(step_of(moved, pod, ((64, 32), P("model")))))
-    assert found == {("all-to-all", ("model",)): (1, 64 * 32 * 4 // 4)}
+    counts = collectives_of(by_tracing(step_of(moved, pod, ((64, 32), P("model")))))
+    assert counts == {("all-to-all", ("model",)): (1, 64 * 32 * 4 // 4)}
 
 
 def test_collectives_of_a_shard_map_are_those_it_names(pod):
@@ -127,11 +141,11 @@ def test_collectives_of_a_shard_map_are_those_it_names(pod):
         local = functools.partial(jax.lax.psum, axis_name="model")
         return jax.shard_map(local, mesh=pod, in_specs=P("model"), out_specs=P())(x)
 
-    found = told(by_tracing(step_of(summed, pod, ((64, 32), P("model")))))
-    assert found == {("all-reduce", ("model",)): (1, 16 * 32 * 4)}
+    counts = collectives_of(by_tracing(step_of(summed, pod, ((64, 32), P("model")))))
+    assert counts == {("all-reduce", ("model",)): (1, 16 * 32 * 4)}
 
 
-def test_unknown_primitives_and_loops_without_an_end_are_told(pod):
+def test_primitives_without_rules_and_while_loops_are_noted(pod):
     strange = jax.extend.core.Primitive("strange")
     strange.def_abstract_eval(lambda x: x)
 
@@ -140,10 +154,10 @@ def test_unknown_primitives_and_loops_without_an_end_are_told(pod):
         return strange.bind(x)
 
     step = step_of(looped, pod, ((8, 8), P("data")))
-    words = " ".join(by_tracing(step).notes)
-    assert "strange" in words
-    assert "while loop" in words
-    assert ("all-gather", ("data",)) in told(by_tracing(step))
+    notes = " ".join(by_tracing(step).notes)
+    assert "strange" in notes
+    assert "while loop" in notes
+    assert ("all-gather", ("data",)) in collectives_of(by_tracing(step))
 
 
 def picked(x):
@@ -153,8 +167,8 @@ def picked(x):
 
 def drawn(x):
     key = jax.random.key(0)
-    kept = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.9, x.shape)
-    return jnp.where(kept, x, 0.0) + jax.random.normal(key, x.shape)
+    mask = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.9, x.shape)
+    return jnp.where(mask, x, 0.0) + jax.random.normal(key, x.shape)
 
 
 def looped(x):
@@ -167,8 +181,8 @@ def windowed(x):
     image = x[None, :, :, None]
     pooled = jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
     kernel = jnp.ones((3, 3, 1, 4))
-    numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(pooled, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+    dims = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(pooled, kernel, (1, 1), "SAME", dimension_numbers=dims)
 
 
 def factored(x):
@@ -178,24 +192,27 @@ def factored(x):
 @pytest.mark.parametrize(
     ("function", "spec"),
     [
-        *((one, P("data", "model")) for one in (picked, drawn, looped, windowed, factored)),
-        *((one, P(None, "model")) for one in (picked, windowed)),
+        *(
+            (function, P("data", "model"))
+            for function in (picked, drawn, looped, windowed, factored)
+        ),
+        *((function, P(None, "model")) for function in (picked, windowed)),
     ],
 )
 def test_every_family_of_operations_is_planned(function, spec, pod):
     step = step_of(function, pod, ((64, 64), spec))
     program = by_tracing(step)
     assert program.memory.peak >= program.memory.parameters
-    assert not any("no rule" in one for one in program.notes)
+    assert not any("no rule" in note for note in program.notes)
     gradient = jax.grad(lambda x: sum(jnp.sum(jnp.abs(y)) for y in jax.tree.leaves(function(x))))
     if function is not looped:
         by_tracing(step_of(gradient, pod, ((64, 64), spec)))
 
 
-def test_a_convolution_over_split_rows_asks_its_neighbours(pod):
-    found = told(by_tracing(step_of(windowed, pod, ((64, 64), P("data")))))
-    assert ("collective-permute", ("data",)) in found
-    assert not any(kind == "all-gather" for kind, _ in found)
+def test_a_convolution_over_split_rows_reads_a_halo(pod):
+    counts = collectives_of(by_tracing(step_of(windowed, pod, ((64, 64), P("data")))))
+    assert ("collective-permute", ("data",)) in counts
+    assert not any(kind == "all-gather" for kind, _ in counts)
 
 
 def copied_rows(x, *, body, cost=None):
@@ -227,12 +244,14 @@ def test_a_kernel_of_pallas_computes_its_body_on_its_grid(pod, body):
     (kernel,) = [op for op in by_tracing(step).ops if op.name == "pallas_call"]
     assert kernel.flops == pytest.approx(8 * 2 * 16**3, rel=0.01)
     cost = pl.CostEstimate(flops=12345, transcendentals=0, bytes_accessed=0)  # its author's
-    said = step_of(functools.partial(copied_rows, body=body, cost=cost), pod, ((64, 32), P()))
-    assert [op.flops for op in by_tracing(said).ops] == [12345]
+    traced_step = step_of(
+        functools.partial(copied_rows, body=body, cost=cost), pod, ((64, 32), P())
+    )
+    assert [op.flops for op in by_tracing(traced_step).ops] == [12345]
     assert (kernel.bytes, kernel.dtype) == (2 * 64 * 32 * 4, "float32")
 
 
-def test_indices_before_what_is_computed_do_not_say_its_dtype(pod):
+def test_the_dtype_of_an_operation_is_not_that_of_its_indices(pod):
     """Else attention kernels that take blocks' numbers first would run at the rate of int32."""
 
     def kernel(at_ref, x_ref, y_ref):
@@ -259,17 +278,17 @@ def test_a_loop_waits_for_activations_and_not_for_weights(pod):
         ((6, 32, 64), P(None, "data", "model")),
         ((6, 64, 32), P(None, "model", "data")),
     )
-    found = {
+    waits = {
         (op.name, op.axes): op.waits
         for op in by_tracing(step_of(layers, pod, *shapes)).ops
         if op.axes
     }
-    assert found == {("all-gather", ("data",)): False, ("all-reduce", ("model",)): True}
+    assert waits == {("all-gather", ("data",)): False, ("all-reduce", ("model",)): True}
 
 
 def test_a_loop_moves_the_row_of_a_stack_and_not_the_stack(pod):
     def layers(x, w):
-        return jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), None), x, w)[0]
+        return jax.lax.scan(lambda h, row: (jnp.tanh(h @ row), None), x, w)[0]
 
     step = step_of(layers, pod, ((64, 32), P()), ((64, 32, 32), P()))
     moved = sum(op.bytes * op.times for op in by_tracing(step).ops)
@@ -277,14 +296,14 @@ def test_a_loop_moves_the_row_of_a_stack_and_not_the_stack(pod):
     assert 64 * product <= moved <= 64 * 3 * product
 
 
-def test_what_lies_on_the_host_needs_no_memory_of_the_device(pod):
+def test_offloaded_arrays_need_no_memory_of_the_device(pod):
     def gradient(x, w, *, policy):
-        def layer(h, one):
-            return jnp.tanh(checkpoint_name(h @ one, "product")), None
+        def layer(h, row):
+            return jnp.tanh(checkpoint_name(h @ row, "product")), None
 
         def loss(w):
-            kept = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-            return jnp.sum(jax.lax.scan(kept, x, w)[0])
+            offloaded_layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+            return jnp.sum(jax.lax.scan(offloaded_layer, x, w)[0])
 
         return jax.grad(loss)(w)
 
@@ -297,8 +316,8 @@ def test_what_lies_on_the_host_needs_no_memory_of_the_device(pod):
     saved = jax.checkpoint_policies.save_only_these_names("product")
     inputs = ((512, 64), P()), ((16, 64, 64), P())
     peaks = [
-        by_tracing(step_of(functools.partial(gradient, policy=one), pod, *inputs)).memory.peak
-        for one in (saved, offloaded)
+        by_tracing(step_of(functools.partial(gradient, policy=program), pod, *inputs)).memory.peak
+        for program in (saved, offloaded)
     ]
     stack = 16 * 512 * 64 * 4
     assert peaks[0] - peaks[1] == pytest.approx(stack, rel=0.1)

@@ -1,4 +1,4 @@
-"""Reports put together by hand: one that fits, and one that does not."""
+"""Reports written by hand: one that fits, and one that does not."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def timeline() -> tuple[TimelineEvent, ...]:
     """Forward and backward of 32 layers, then the optimizer."""
     events, at, live = [], 0.0, 4 * GIB
 
-    def add(what, axes, seconds, memory, line):
+    def add(kind, axes, seconds, memory, line):
         nonlocal at
-        events.append(TimelineEvent(what, axes, at, seconds, memory, line))
+        events.append(TimelineEvent(kind, axes, at, seconds, memory, line))
         at += seconds
 
     for layer in range(2 * LAYERS):
@@ -43,9 +43,9 @@ def timeline() -> tuple[TimelineEvent, ...]:
 def fitting(**changes) -> Report:
     """A Llama of 8B on 256 v5e by FSDP and tensor parallelism."""
     events = timeline()
-    busy = sum(one.seconds for one in events if one.what == "compute")
-    data = sum(one.seconds for one in events if "data" in one.axes)
-    model = sum(one.seconds for one in events if "model" in one.axes)
+    busy = sum(event.seconds for event in events if event.what == "compute")
+    data = sum(event.seconds for event in events if "data" in event.axes)
+    model = sum(event.seconds for event in events if "model" in event.axes)
     report = Report(
         step="train_step",
         framework="torch",

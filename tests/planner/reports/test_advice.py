@@ -1,4 +1,4 @@
-"""Advice: each rule speaks where the numbers say so, says what it saves, and else is silent."""
+"""Advice: each rule, what it saves, and reports without a reason for it."""
 
 import dataclasses
 import importlib
@@ -10,14 +10,14 @@ from isoshard.planner.reports.report import CollectiveUse
 from tests.planner.reports.sample_reports import DOWN, GIB, UP, fitting, too_large
 
 
-def said(report, words):
+def advice_with(report, text):
     """The one sentence that has the words."""
-    [sentence] = [one for one in advise(report) if words in one]
+    [sentence] = [advice for advice in advise(report) if text in advice]
     return sentence
 
 
-def silent(report, words):
-    return not any(words in one for one in advise(report))
+def has_none(report, text):
+    return not any(text in advice for advice in advise(report))
 
 
 def with_memory(report, **changes):
@@ -27,12 +27,12 @@ def with_memory(report, **changes):
     return dataclasses.replace(report, memory=memory)
 
 
-def test_memory_is_saved_by_splitting_what_is_whole_the_most_first():
+def test_memory_is_saved_by_splitting_replicated_state_first():
     assert advise(fitting()) == ()  # it fits, and computes
     sentences = advise(too_large())
-    saves = [float(one.split("saves ")[1].split(" GiB")[0]) for one in sentences[:4]]
+    saves = [float(advice.split("saves ")[1].split(" GiB")[0]) for advice in sentences[:4]]
     assert saves == sorted(saves, reverse=True) == [84.4, 30.0, 20.0, 15.0]
-    assert said(too_large(), "fsdp") == (
+    assert advice_with(too_large(), "fsdp") == (
         "split parameters and optimizer state over 'data' (Plan.fsdp('data')): saves 84.4 GiB "
         "a device at rest, then it fits"
     )
@@ -40,14 +40,16 @@ def test_memory_is_saved_by_splitting_what_is_whole_the_most_first():
         dataclasses.replace(use, axes=use.free, free=()) if use.role == "parameter" else use
         for use in too_large().inputs
     )
-    assert said(too_large(inputs=split), "split optimizer").startswith(
+    assert advice_with(too_large(inputs=split), "split optimizer").startswith(
         "split optimizer state over 'data': saves 56.2 GiB a device at rest"
     )
     odd = tuple(dataclasses.replace(use, free=()) for use in split)
-    assert silent(too_large(inputs=odd), "split ")
+    assert has_none(too_large(inputs=odd), "split ")
     report = with_memory(too_large(), activations=100 * GIB)
-    assert said(report, "fsdp").endswith("; 31.1 GiB are still too much then")
-    assert all("over 'data' take" in one for one in advise(too_large(inputs=())))  # no guesses
+    assert advice_with(report, "fsdp").endswith("; 31.1 GiB are still too much then")
+    assert all(
+        "over 'data' take" in advice for advice in advise(too_large(inputs=()))
+    )  # no guesses
 
 
 @pytest.mark.parametrize(
@@ -60,36 +62,36 @@ def test_memory_is_saved_by_splitting_what_is_whole_the_most_first():
 )
 def test_activations_are_computed_again(framework, how):
     report = with_memory(fitting(framework=framework), activations=14 * GIB)
-    assert said(report, "again") == (
+    assert advice_with(report, "again") == (
         "activations are 87 % of the peak, 14.0 GiB: compute them again in the backward pass "
         f"({how}), which saves at most 14.0 GiB a device, of which 1.1 GiB are needed"
     )
     package, _, name = how.rpartition(".")
     assert callable(getattr(importlib.import_module(package), name))
     onnx = dataclasses.replace(report, framework="onnx")
-    assert silent(onnx, "again") and silent(too_large(), "again")  # there are few
-    assert "saves at most 7.0 GiB a device, of which" in said(report, "halve the batch")
-    assert silent(dataclasses.replace(report, inputs=()), "halve the batch")
+    assert has_none(onnx, "again") and has_none(too_large(), "again")  # there are few
+    assert "saves at most 7.0 GiB a device, of which" in advice_with(report, "halve the batch")
+    assert has_none(dataclasses.replace(report, inputs=()), "halve the batch")
     tight = with_memory(fitting(), activations=12 * GIB)
     assert tight.fits
-    assert said(tight, "again").endswith("saves at most 12.0 GiB a device")
+    assert advice_with(tight, "again").endswith("saves at most 12.0 GiB a device")
 
 
 def test_fewer_bits_and_twice_the_devices():
-    assert said(too_large(), "keep parameters").startswith(
+    assert advice_with(too_large(), "keep parameters").startswith(
         "keep parameters in bfloat16 instead of float32: saves 15.0 GiB a device"
     )
-    assert said(too_large(), "keep optimizer").startswith(
+    assert advice_with(too_large(), "keep optimizer").startswith(
         "keep optimizer state in bfloat16 instead of float32: saves 30.0 GiB a device"
     )
     report = with_memory(fitting(), activations=20 * GIB)
-    assert silent(report, "keep parameters")  # they are in bfloat16
-    assert said(report, "twice") == (
+    assert has_none(report, "keep parameters")  # they are in bfloat16
+    assert advice_with(report, "twice") == (
         "take twice the devices (512, data=32): with the same batch what 'data' splits halves, "
         "which saves 11.0 GiB a device, then it fits"
     )
-    whole = tuple(dataclasses.replace(use, axes=()) for use in report.inputs)
-    assert silent(dataclasses.replace(report, inputs=whole), "twice")
+    replicated = tuple(dataclasses.replace(use, axes=()) for use in report.inputs)
+    assert has_none(dataclasses.replace(report, inputs=replicated), "twice")
 
 
 class TestTime:
@@ -100,7 +102,7 @@ class TestTime:
         )
         report = fitting(inputs=inputs, collectives=fitting().collectives[:2])
         busy = report.time.busy
-        assert said(report, "use axis") == (
+        assert advice_with(report, "use axis") == (
             "use axis 'model': batch and model are whole along it, so its 16 devices do the same "
             f"work; splitting the batch over it saves {busy * 15 / 16 * 1e3:.0f} ms of "
             f"{busy * 1e3:.0f} ms of computing"
@@ -116,28 +118,28 @@ class TestTime:
         assert advise(fitting(inputs=inputs)) == ()
 
     def test_talking_longer_than_computing(self):
-        assert said(too_large(), "over 'data' take") == (
+        assert advice_with(too_large(), "over 'data' take") == (
             "all-reduces over 'data' take 1.30 s, computing 600 ms: a batch 2.2 times as large per "
             "device would hide what does not grow with it, or fewer shards; 700 ms are waited for"
         )
         time = dataclasses.replace(fitting().time, collectives={"data": 0.9})
-        assert said(fitting(time=time), "over 'data'").startswith(
+        assert advice_with(fitting(time=time), "over 'data'").startswith(
             "collectives over 'data' (all-gather, reduce-scatter) take 900 ms, computing 586 ms: "
         )
 
-    def test_fewer_shards_where_the_batch_is_whole(self):
+    def test_fewer_shards_where_the_batch_is_replicated(self):
         base = fitting()
         time = dataclasses.replace(base.time, collectives={"model": 0.9, "data": 0.1})
-        assert said(fitting(time=time), "over 'model' take").endswith(
+        assert advice_with(fitting(time=time), "over 'model' take").endswith(
             "fewer shards than 16 along it; 314 ms are waited for"
         )
         both = dataclasses.replace(base.time, collectives={"data+model": 0.9})
-        assert said(fitting(time=both, inputs=()), "over 'data+model' take").endswith(
+        assert advice_with(fitting(time=both, inputs=()), "over 'data+model' take").endswith(
             "fewer shards than 256 along it; 314 ms are waited for"
         )
 
     @pytest.mark.parametrize(
-        ("topology", "mesh", "words"),
+        ("topology", "mesh", "text"),
         [
             (
                 "h100:4x8",
@@ -151,30 +153,30 @@ class TestTime:
             ("unknown:8", {"model": 4, "data": 8}, None),
         ],
     )
-    def test_an_axis_that_crosses_hosts(self, topology, mesh, words):
+    def test_an_axis_that_crosses_hosts(self, topology, mesh, text):
         time = dataclasses.replace(fitting().time, collectives={"model": 0.3, "data": 0.1})
         uses = (
             CollectiveUse("all-reduce", ("model",), 1 << 20, 1, DOWN, 0.3),
             CollectiveUse("all-gather", ("data",), 1 << 20, 1, UP, 0.1),
         )
         report = fitting(topology=topology, mesh=mesh, time=time, collectives=uses, inputs=())
-        found = [one for one in advise(report) if "crosses" in one]
-        assert found == ([words] if words else [])
+        crossings = [advice for advice in advise(report) if "crosses" in advice]
+        assert crossings == ([text] if text else [])
 
     def test_waiting_for_memory(self):
         time = dataclasses.replace(
             fitting().time, compute=0.1, memory=0.5, busy=0.5, overlapped=0.5, limit="memory"
         )
-        told = "moving 288.7 GiB takes 500 ms, computing 100 ms, and 400 ms are waited for: "
-        assert said(fitting(time=time), "waited for") == (
-            f"{told}most of the time goes into llama.py:43 (forward), 288 ms of 500 ms; fuse it, "
+        text = "moving 288.7 GiB takes 500 ms, computing 100 ms, and 400 ms are waited for: "
+        assert advice_with(fitting(time=time), "waited for") == (
+            f"{text}most of the time goes into llama.py:43 (forward), 288 ms of 500 ms; fuse it, "
             "or let it work on fewer bytes (bfloat16)"
         )
-        assert silent(fitting(time=time, timeline=()), "waited for")
+        assert has_none(fitting(time=time, timeline=()), "waited for")
         little = dataclasses.replace(time, compute=0.499)
-        assert silent(fitting(time=little), "waited for")
+        assert has_none(fitting(time=little), "waited for")
         report = fitting(time=time, bytes_moved=6e9)
-        assert said(report, "waited for").endswith(
+        assert advice_with(report, "waited for").endswith(
             "computing 100 ms, and 400 ms are waited for: 89 % of it are parameters and optimizer "
             "state, which a larger batch per device reads for more rows"
         )

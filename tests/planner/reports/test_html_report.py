@@ -25,7 +25,7 @@ def pictures(tree):
 
 
 def rectangles(picture, kind):
-    return [one for one in picture.iter("rect") if one.get("class") == kind]
+    return [rect for rect in picture.iter("rect") if rect.get("class") == kind]
 
 
 @pytest.mark.parametrize("report", [fitting(), too_large()], ids=["fits", "too large"])
@@ -37,16 +37,16 @@ def test_it_is_well_formed_and_loads_nothing(report):
     assert not re.search(r"https?:|src=|href=|url\(|@import|<script|<link", html)
     assert "prefers-color-scheme:dark" in html and "data-jp-theme-light" in html
     text = " ".join(parsed(fitting().to_html()).itertext())
-    for words in (
+    for sentence in (
         "fits, 10.4 GiB of 14.9 GiB (70 %)",
         "Plan.fsdp('data') * Plan.tensor_parallel('model')",
         "llama.py:43 (forward)",
         "collectives hide behind computing of the same layer",
-        "Assumed: a while loop is counted as one run.",
+        "assumed: a while loop is counted as one run",
         "all is well",
         "jaxlib 0.10.2",
     ):
-        assert words in text
+        assert sentence in text
     assert "does not fit, 130.0 GiB is 55.5 GiB over" in too_large().to_html()
 
 
@@ -58,11 +58,11 @@ def test_bars_of_memory_are_as_wide_as_their_bytes():
     }
     assert widths["optimizer"] / widths["parameters"] == pytest.approx(2, rel=0.01)
     assert widths["activations"] / widths["parameters"] == pytest.approx(4 / 3, rel=0.01)
-    [limit] = [one for one in bars.iter("line") if one.get("class") == "limit"]
+    [limit] = [line for line in bars.iter("line") if line.get("class") == "limit"]
     first = rectangles(bars, "fill-parameters")[0]
     share = (float(limit.get("x1")) - float(first.get("x"))) / sum(widths.values())
     assert share == pytest.approx(80e9 / (130 * GIB), rel=0.01)
-    units = [one.text for one in bars.iter("text") if one.get("class") == "dim"]
+    units = [label.text for label in bars.iter("text") if label.get("class") == "dim"]
     assert units == ["0 GiB", "20", "40", "60", "80", "100", "120"]
 
 
@@ -109,7 +109,7 @@ def test_the_mesh(topology, mesh, cells, lines):
     html = fitting(topology=topology, mesh=mesh).to_html()
     picture = pictures(parsed(html))["the mesh and its traffic"]
     assert len(rectangles(picture, "cell")) == cells
-    assert len([one for one in picture.iter("line") if one.get("class") == "border"]) == lines
+    assert len([line for line in picture.iter("line") if line.get("class") == "border"]) == lines
 
 
 def test_a_page(tmp_path):
@@ -141,8 +141,8 @@ class TestComparison:
         assert compare([fitting(), fitting()]).difference == (
             "plan 1 is fastest, 606 ms. plan 2 takes as long."
         )
-        one, two = fitting(plan="a"), fitting(plan="b")  # names are plans where they are short
-        assert list(compare([one, two]).reports) == ["a", "b"]
+        first, second = fitting(plan="a"), fitting(plan="b")  # names are plans where they are short
+        assert list(compare([first, second]).reports) == ["a", "b"]
         with pytest.raises(ValueError, match="nothing to compare: give at least one report"):
             compare([])
 

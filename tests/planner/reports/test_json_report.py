@@ -1,4 +1,4 @@
-"""Reports as JSON come back equal, and what is no report is refused."""
+"""Reports as JSON come back equal, and other files raise."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ def test_a_report_comes_back_equal(report):
     assert json.loads(text)["isoshard_report"] == 1
 
 
-def test_floats_are_exact_and_numbers_of_numpy_are_numbers():
+def test_floats_are_exact_and_scalars_of_numpy_are_numbers():
     report = fitting(flops=np.float64(0.1) + 0.2, seconds_taken=1 / 3, bytes_moved=float("inf"))
     again = Report.from_json(report.to_json())
     assert (again.flops, again.seconds_taken, again.bytes_moved) == (0.1 + 0.2, 1 / 3, math.inf)
@@ -55,6 +55,6 @@ def changed(**changes):
         (changed(flops=[]), r"report.flops is \[\], and should be of type float"),
     ],
 )
-def test_what_is_no_report_is_refused(text, message):
+def test_other_files_raise(text, message):
     with pytest.raises(ValueError, match=message):
         Report.from_json(text)

@@ -1,4 +1,4 @@
-"""A report as text: what it says, at any width and in any encoding."""
+"""A report as text, at any width and in any encoding."""
 
 import dataclasses
 import io
@@ -20,7 +20,7 @@ def lines_with(text, word):
     return [line for line in text.splitlines() if word in line]
 
 
-def test_what_is_said(capsys):
+def test_sections(capsys):
     text = shown(fitting())
     assert text.startswith(
         "train_step (torch) on v5e:16x16: data=16 x model=16, 256 devices, depth 'partition'\n"
@@ -116,7 +116,7 @@ def test_long_tables_are_summed_up():
         assert "and 2 smaller arrays: 2.0 GiB" in text
 
 
-def test_nothing_to_tell():
+def test_an_empty_report():
     memory = dataclasses.replace(
         fitting().memory, peak=0, parameters=0, optimizer=0, activations=0, buffers=0, inputs=0,
         largest=(), capacity=0, peak_line="",

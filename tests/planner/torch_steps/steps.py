@@ -75,20 +75,21 @@ def training(model, optimizer):
     return step
 
 
-def compiled(found):
+def compiled(trace):
     """A traced step compiled for the devices that are here."""
-    function = jax.extend.core.jaxpr_as_fun(found.program)
+    function = jax.extend.core.jaxpr_as_fun(trace.program)
     shapes = [
-        jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in found.inputs
+        jax.ShapeDtypeStruct(module.shape, module.dtype, sharding=module.sharding)
+        for module in trace.inputs
     ]
-    donated = tuple(one.replaces for one in found.results if one.replaces is not None)
-    with jax.enable_x64(found.wide):
+    donated = tuple(result.replaces for result in trace.results if result.replaces is not None)
+    with jax.enable_x64(trace.wide):
         return (
             jax.jit(
                 lambda *args: function(*args),
                 donate_argnums=donated,
                 keep_unused=True,
-                out_shardings=[one.sharding for one in found.results],
+                out_shardings=[result.sharding for result in trace.results],
             )
             .lower(*shapes)
             .compile()
@@ -97,7 +98,7 @@ def compiled(found):
 
 def traffic(text):
     """The collectives of a program: how many of each kind and size."""
-    return collections.Counter((one.kind, one.bytes) for one in collectives.find(text))
+    return collections.Counter((use.kind, use.bytes) for use in collectives.find(text))
 
 
 def batch_layout(plan, batch, mesh):

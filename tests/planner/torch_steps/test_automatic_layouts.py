@@ -37,7 +37,7 @@ class Mlp(torch.nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-def made(seed=0):
+def two_layers(seed=0):
     torch.manual_seed(seed)
     return Mlp()
 
@@ -68,7 +68,7 @@ def losses(step):
 @pytest.fixture(scope="module")
 def replicated():
     """What a run without any mesh gives."""
-    return losses(training(made().to("jax"))[0])
+    return losses(training(two_layers().to("jax"))[0])
 
 
 @pytest.fixture
@@ -83,47 +83,47 @@ def auto(monkeypatch, counted):
 
 
 def specs_of(model):
-    return {name: one.partition_spec for name, one in model.named_parameters()}
+    return {name: parameter.partition_spec for name, parameter in model.named_parameters()}
 
 
 def test_the_first_call_of_a_step_lays_everything_out(auto, replicated):
     assert "plan: none so far, as no step was compiled; wrap it" in metrics.report()
-    model = made().to("jax")
+    model = two_layers().to("jax")
     step, adam = training(model)
     assert xs.auto_plan(model) is None
     assert losses(step) == pytest.approx(replicated, rel=1e-5)
-    found = xs.auto_plan(model)
-    assert found.mesh.size == 8 and "not mesh" in str(found)
-    assert specs_of(model) == found.plan.resolve(model, found.mesh, strict=True).specs
+    searched = xs.auto_plan(model)
+    assert searched.mesh.size == 8 and "not mesh" in str(searched)
+    assert specs_of(model) == searched.plan.resolve(model, searched.mesh, strict=True).specs
     assert any(specs_of(model).values())
     assert len(model.up.weight.local_shards) == 8
-    for one in model.parameters():
-        assert adam.state[one]["exp_avg"].partition_spec == one.partition_spec
+    for parameter in model.parameters():
+        assert adam.state[parameter]["exp_avg"].partition_spec == parameter.partition_spec
     assert len(step.replays) == 1 and auto("plans.found") == 1
     assert auto("plans.laid_out") == 4
-    assert auto("plans.laid_out_bytes") == sum(one.nbytes for one in model.parameters())
+    assert auto("plans.laid_out_bytes") == sum(parameter.nbytes for parameter in model.parameters())
     assert met.counter_value("CompileWithAutoSharding") >= 1
     report = metrics.report()
     assert "4 of 4 tensors laid out by what was found in" in report
     assert "isoshard.torch_bridge.auto_plan(model) says it  (test_automatic_layouts.py:" in report
     assert "none so far" not in report
-    again = search(training(made())[0], (batches()[0],), found.mesh.size)
-    assert (again.plan, again.mesh) == (found.plan, found.mesh)
+    again = search(training(two_layers())[0], (batches()[0],), searched.mesh.size)
+    assert (again.plan, again.mesh) == (searched.plan, searched.mesh)
     assert collectives.find(xs.program_text(step))
 
 
-def test_marks_stay_and_their_mesh_is_taken(auto, replicated):
+def test_marks_are_kept_and_their_mesh_is_used(auto, replicated):
     mesh = xs.Mesh(range(8), (2, 4), ("rows", "columns"))
-    model = made().to("jax")
+    model = two_layers().to("jax")
     xs.mark_sharding(model.up.weight, mesh, (None, "columns"))
     xs.mark_sharding(model.down.bias, mesh, (None,))
     step, _ = training(model)
     x = xs.mark_sharding(batches()[0].to("jax"), mesh, ("rows", None))
     assert step(x).item() == pytest.approx(replicated[0], rel=1e-5)
-    found = xs.auto_plan(model)
-    assert found.mesh == mesh.get_jax_mesh()
-    assert found.plan.rules[:2] == (("up.weight", P(None, "columns")), ("down.bias", None))
-    assert dict(found.plan.inputs)["x"] == P("rows")
+    searched = xs.auto_plan(model)
+    assert searched.mesh == mesh.get_jax_mesh()
+    assert searched.plan.rules[:2] == (("up.weight", P(None, "columns")), ("down.bias", None))
+    assert dict(searched.plan.inputs)["x"] == P("rows")
     assert model.up.weight.partition_spec == P(None, "columns")
     assert model.down.bias.partition_spec == P() and x.partition_spec == P("rows")
     assert auto("plans.laid_out") == 2  # up.bias and down.weight
@@ -135,7 +135,7 @@ def test_the_mesh_of_the_environment_or_marks_on_several_which_are_an_error(auto
     training(small)[0](torch.ones(16, 64, device="jax"))
     assert dict(xs.auto_plan(small).mesh.shape) == {"0": 4, "1": 2}
     monkeypatch.delenv("XLA_AUTO_SPMD_MESH")
-    model = made().to("jax")
+    model = two_layers().to("jax")
     xs.mark_sharding(model.up.weight, xs.Mesh(range(8), (2, 4), ("x", "y")), ("x", None))
     xs.mark_sharding(model.down.weight, xs.get_1d_mesh("z"), ("z", None))
     message = r"up.weight is marked on mesh \(x=2, y=4\), and down.weight on mesh \(z=8\). Mark ev"
@@ -146,8 +146,8 @@ def test_the_mesh_of_the_environment_or_marks_on_several_which_are_an_error(auto
 def test_auto_policy_lays_out_by_its_rule_and_then_by_the_plan(counted):
     """A model that nobody asked about stays as it is."""
     mesh = xs.Mesh(range(8), (8,), ("model",))
-    plain = made(), torch.nn.Linear(WIDTH, WIDTH)
-    student = xs.xla_distribute_module(made(), mesh, auto_policy)
+    plain = two_layers(), torch.nn.Linear(WIDTH, WIDTH)
+    student = xs.xla_distribute_module(two_layers(), mesh, auto_policy)
     teacher = copy.deepcopy(plain[1]).to("jax")
     xs.mark_sharding(teacher.weight, mesh, (None, "model"))
     assert specs_of(student)["up.weight"] == P("model") == specs_of(student)["down.bias"]
@@ -158,8 +158,8 @@ def test_auto_policy_lays_out_by_its_rule_and_then_by_the_plan(counted):
         def step(x):
             sgd.zero_grad()
             with torch.no_grad():
-                wanted = teacher(x)
-            loss = (student(x) - wanted).square().mean()
+                expected = teacher(x)
+            loss = (student(x) - expected).square().mean()
             loss.backward()
             sgd.step()
             return loss
@@ -168,34 +168,32 @@ def test_auto_policy_lays_out_by_its_rule_and_then_by_the_plan(counted):
 
     step, expected = xs.compile(distilled(student, teacher)), distilled(*plain)
     assert losses(step) == pytest.approx([expected(x).item() for x in batches()], rel=1e-5)
-    found = xs.auto_plan(student)
-    assert found.mesh == mesh.get_jax_mesh() and counted("plans.laid_out") == 4
-    assert specs_of(student) == found.plan.resolve(student, found.mesh).specs
+    searched = xs.auto_plan(student)
+    assert searched.mesh == mesh.get_jax_mesh() and counted("plans.laid_out") == 4
+    assert specs_of(student) == searched.plan.resolve(student, searched.mesh).specs
     assert specs_of(student)["down.bias"] == P()  # the plan keeps what is small whole
     assert teacher.weight.partition_spec == P(None, "model")
     assert xs.auto_plan(teacher) is None
-    other = made().to("jax")
+    other = two_layers().to("jax")
     training(other)[0](batches()[0].to("jax"))
     assert xs.auto_plan(other) is None and counted("plans.found") == 1
 
 
 def test_fsdp_of_an_automatic_script(auto, replicated):
-    model = FSDPv2(made())
+    model = FSDPv2(two_layers())
     assert specs_of(model)["_orig_module.up.weight"] == P("fsdp")
     step, _ = training(model, torch_xla.compile)
     assert losses(step) == pytest.approx(replicated, rel=1e-5)
-    found = xs.auto_plan(model)
-    assert xs.auto_plan(model._orig_module.up) is found
-    assert dict(found.mesh.shape) == {"fsdp": 8}
-    assert specs_of(model) == found.plan.resolve(model, found.mesh, strict=True).specs
+    searched = xs.auto_plan(model)
+    assert xs.auto_plan(model._orig_module.up) is searched
+    assert dict(searched.mesh.shape) == {"fsdp": 8}
+    assert specs_of(model) == searched.plan.resolve(model, searched.mesh, strict=True).specs
     assert specs_of(model) != {"_orig_module.up.weight": P("fsdp")}
 
 
-def test_a_step_that_evaluates_keeps_what_training_found_and_not_the_other_way_round(
-    auto, monkeypatch
-):
+def test_an_evaluating_step_keeps_the_plan_of_training_but_not_the_reverse(auto, monkeypatch):
     monkeypatch.setenv("XLA_AUTO_SPMD_MESH", "8")
-    model = made().to("jax")
+    model = two_layers().to("jax")
     evaluate = xs.compile(lambda x: model(x).mean())
     x = batches()[0].to("jax")
     first = evaluate(x).item()
@@ -210,7 +208,7 @@ def test_a_step_that_evaluates_keeps_what_training_found_and_not_the_other_way_r
     assert xs.auto_plan(model) is for_training and auto("plans.found") == 2
 
 
-def test_a_batch_that_does_not_divide_stays_whole(auto, monkeypatch):
+def test_a_batch_that_does_not_divide_is_replicated(auto, monkeypatch):
     monkeypatch.setenv("XLA_AUTO_SPMD_MESH", "8")
     model = torch.nn.Linear(64, 64).to("jax")
     step, _ = training(model)
@@ -223,8 +221,8 @@ def test_a_batch_that_does_not_divide_stays_whole(auto, monkeypatch):
     assert odd.partition_spec in (None, P())
 
 
-def test_a_step_with_a_branch_on_a_value_says_so_and_trains(auto, replicated):
-    model = made().to("jax")
+def test_a_step_with_a_branch_on_a_value_warns_and_trains(auto, replicated):
+    model = two_layers().to("jax")
     adam = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     @torch_xla.compile
@@ -248,19 +246,19 @@ def test_a_step_with_a_branch_on_a_value_says_so_and_trains(auto, replicated):
     )
 
 
-def test_a_step_without_a_module_says_so(auto):
+def test_a_step_without_a_module_warns(auto):
     weight = torch.ones(8, 8, device="jax")
     step = xs.compile(lambda x: x @ weight)
-    with pytest.warns(UnplannedWarning, match=r"no module with parameters is behind it"):
+    with pytest.warns(UnplannedWarning, match=r"it reads no module with parameters"):
         assert step(torch.ones(8, 8, device="jax")).sum().item() == 512
-    first, second = made().to("jax"), made(1).to("jax")
+    first, second = two_layers().to("jax"), two_layers(1).to("jax")
     step = xs.compile(lambda x: (first(x) - second(x)).mean())
     with pytest.warns(UnplannedWarning, match=r"first and second have tensors of the same names"):
         step(batches()[0].to("jax"))
 
 
-def test_training_without_a_compiled_step_says_so_once(auto):
-    model = made().to("jax")
+def test_training_without_a_compiled_step_warns_once(auto):
+    model = two_layers().to("jax")
     step, _ = training(model, lambda function: function)
     with pytest.warns(UnplannedWarning, match=r"test_automatic_layouts.py:\d+: use_spmd\(auto=Tr"):
         step(batches()[0].to("jax"))
@@ -270,9 +268,9 @@ def test_training_without_a_compiled_step_says_so_once(auto):
     assert "wrap it in torch_xla.compile(step)" in metrics.report()
 
 
-def test_state_and_gradients_that_are_there_move_with_their_parameters(auto, monkeypatch):
+def test_present_state_and_gradients_move_with_their_parameters(auto, monkeypatch):
     monkeypatch.setenv("XLA_AUTO_SPMD_MESH", "8")
-    model = made().to("jax")
+    model = two_layers().to("jax")
     adam = training(model, lambda function: function)[1]
     monkeypatch.setenv("XLA_AUTO_SPMD", "0")
     unplanned_steps.compiled()
@@ -280,7 +278,7 @@ def test_state_and_gradients_that_are_there_move_with_their_parameters(auto, mon
     (model(batches()[0].to("jax")) - 1).square().mean().backward()
     adam.step()  # state on one device
     monkeypatch.setenv("XLA_AUTO_SPMD", "1")
-    before = {one: adam.state[one]["exp_avg"].cpu() for one in model.parameters()}
+    before = {parameter: adam.state[parameter]["exp_avg"].cpu() for parameter in model.parameters()}
     adam.param_groups[0]["lr"] = 0.0
 
     @xs.compile
@@ -290,7 +288,7 @@ def test_state_and_gradients_that_are_there_move_with_their_parameters(auto, mon
 
     step(batches()[1].to("jax"))
     assert auto("plans.laid_out") == 4 * 4  # parameter, gradient, two moments
-    for one in model.parameters():
-        state = adam.state[one]["exp_avg"]
-        assert state.partition_spec == one.partition_spec == one.grad.partition_spec
-        assert not torch.equal(state.cpu(), before[one])
+    for parameter in model.parameters():
+        state = adam.state[parameter]["exp_avg"]
+        assert state.partition_spec == parameter.partition_spec == parameter.grad.partition_spec
+        assert not torch.equal(state.cpu(), before[parameter])

@@ -1,4 +1,4 @@
-"""A step that cannot be planned says so at the user's line: what was given, and what to do."""
+"""Errors of steps that cannot be planned name the user's line and the fix."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def test_a_plan_for_another_mesh():
         traced(lambda x: MODEL(x) * mask.to("jax"), X)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # the model's own
         traced(MODEL, torch.empty(8, 3))
-    with pytest.raises(TypeError, match=r"a step is a function .* int"):
+    with pytest.raises(TypeError, match=r"step must be a function.* int"):
         traced(3, X)
 
 

@@ -26,8 +26,8 @@ def test_collectives_are_those_of_training(make, plan, optimizer, mesh):
     with torch.device("meta"):
         model = make()
     step = training(model, optimizer(model.parameters(), lr=1e-3))
-    found = require("torch").traced_step(step, (batch_for(model),), {}, mesh, plan)
-    planned = traffic(compiled(found).as_text())
+    trace = require("torch").traced_step(step, (batch_for(model),), {}, mesh, plan)
+    planned = traffic(compiled(trace).as_text())
 
     real = make()
     iso.shard(real, mesh, plan)

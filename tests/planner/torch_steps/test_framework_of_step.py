@@ -1,4 +1,4 @@
-"""Which framework a step is of: told without running it, and without loading torch for others."""
+"""The framework of a step, without running it, and without loading torch for others."""
 
 import functools
 
@@ -31,7 +31,7 @@ def closes_over(model):
 
 def nested():
     def outer(x):
-        return [reads_a_global(one) for one in x]
+        return [reads_a_global(value) for value in x]
 
     return outer
 

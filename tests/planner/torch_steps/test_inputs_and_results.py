@@ -1,4 +1,4 @@
-"""What the inputs and results of a traced step are called, what they are for, and how they lie."""
+"""Names, roles and shardings of the inputs and results of a traced step."""
 
 import jax
 import numpy as np
@@ -54,36 +54,38 @@ def traced(step, *args, plan=DATA, mesh=MESH, **kwargs):
     return require("torch").traced_step(step, args, kwargs, mesh, plan)
 
 
-def names(found, role):
-    return {one.name for one in found.inputs if one.role == role}
+def names(trace, role):
+    return {leaf.name for leaf in trace.inputs if leaf.role == role}
 
 
 PARAMETERS = {"a.weight", "a.bias", "b.weight", "b.bias"}
 
 
-def check(found, parameters=PARAMETERS, kinds=("exp_avg", "exp_avg_sq")):
+def check(trace, parameters=PARAMETERS, kinds=("exp_avg", "exp_avg_sq")):
     """A training step replaces parameters and state, which lies as its parameters do."""
-    assert names(found, "parameter") == set(parameters)
+    assert names(trace, "parameter") == set(parameters)
     state = {f"{kind}.{name}" for kind in kinds for name in parameters}
-    assert state <= names(found, "optimizer")
-    by_name = {one.name: one for one in found.inputs}
-    assert len(by_name) == len(found.inputs)
+    assert state <= names(trace, "optimizer")
+    by_name = {leaf.name: leaf for leaf in trace.inputs}
+    assert len(by_name) == len(trace.inputs)
     for name in state:
         assert by_name[name].follows == name.partition(".")[2]
         assert by_name[name].sharding == by_name[by_name[name].follows].sharding
     replaced = {
-        found.inputs[one.replaces].name for one in found.results if one.replaces is not None
+        trace.inputs[result.replaces].name
+        for result in trace.results
+        if result.replaces is not None
     }
     assert replaced >= set(parameters) | state
     assert all(
-        one.name == found.inputs[one.replaces].name
-        for one in found.results
-        if one.replaces is not None
+        result.name == trace.inputs[result.replaces].name
+        for result in trace.results
+        if result.replaces is not None
     )
-    shapes = [(tuple(aval.shape), aval.dtype) for aval in found.program.in_avals]
-    assert shapes == [(one.shape, one.dtype) for one in found.inputs]
-    assert len(found.program.out_avals) == len(found.results)
-    assert found.framework == "torch" and found.wide
+    shapes = [(tuple(aval.shape), aval.dtype) for aval in trace.program.in_avals]
+    assert shapes == [(leaf.shape, leaf.dtype) for leaf in trace.inputs]
+    assert len(trace.program.out_avals) == len(trace.results)
+    assert trace.framework == "torch" and trace.wide
 
 
 @pytest.mark.parametrize("device", ["cpu", "jax", "sharded"])
@@ -126,10 +128,10 @@ def test_models_and_optimizers_as_arguments():
         optimizer.zero_grad()
         return {"loss": loss, "more": [batch["x"]]}
 
-    found = traced(step, model, adam(model), {"x": X}, scale=2.0)
-    check(found)
-    assert names(found, "input") == {"batch.x"}
-    assert [one.name for one in found.results if one.replaces is None] == ["loss"]
+    trace = traced(step, model, adam(model), {"x": X}, scale=2.0)
+    check(trace)
+    assert names(trace, "input") == {"batch.x"}
+    assert [result.name for result in trace.results if result.replaces is None] == ["loss"]
 
 
 def test_two_models_with_equal_names():
@@ -144,12 +146,12 @@ def test_two_models_with_equal_names():
         critic(generator(x)).mean().backward()
         first.step()
 
-    found = traced(step, X)
-    check(found, [f"{model}.{name}" for model in ("generator", "critic") for name in PARAMETERS])
-    assert {"generator.a", "critic.b"} <= set(found.modules)
+    trace = traced(step, X)
+    check(trace, [f"{model}.{name}" for model in ("generator", "critic") for name in PARAMETERS])
+    assert {"generator.a", "critic.b"} <= set(trace.modules)
 
 
-def test_tied_weights_are_one_input():
+def test_tied_weights_are_a_single_input():
     model = on_meta(nn.Module)
     model.embed, model.head = on_meta(nn.Embedding, 32, 16), on_meta(nn.Linear, 16, 32, bias=False)
     model.head.weight = model.embed.weight
@@ -160,31 +162,31 @@ def test_tied_weights_are_one_input():
         model.head(model.embed(tokens)).logsumexp(-1).mean().backward()
         optimizer.step()
 
-    found = traced(step, torch.empty(8, 4, dtype=torch.long, device="meta"))
-    check(found, ["embed.weight"])
+    trace = traced(step, torch.empty(8, 4, dtype=torch.long, device="meta"))
+    check(trace, ["embed.weight"])
 
 
 def test_random_keys_and_batch_statistics():
     model = on_meta(Net, drop=0.5, norm=True)
-    found = traced(step_of(model, adam(model)), X)
-    (random,) = [one for one in found.inputs if one.role == "random"]
+    trace = traced(step_of(model, adam(model)), X)
+    (random,) = [leaf for leaf in trace.inputs if leaf.role == "random"]
     assert random.shape == (1, 3)
     statistics = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
-    assert names(found, "buffer") == statistics
-    assert statistics <= {one.name for one in found.results if one.replaces is not None}
+    assert names(trace, "buffer") == statistics
+    assert statistics <= {result.name for result in trace.results if result.replaces is not None}
     model.eval()
-    found = traced(torch.no_grad()(lambda x: {"y": model(x)}), X)
-    assert [one.name for one in found.results if one.replaces is None] == ["y"]
-    assert names(found, "random") == names(found, "optimizer") == set()
-    found = traced(model, X)  # a module is a step
-    assert names(found, "input") == {"x"}
-    assert [one.name for one in found.results if one.replaces is None] == ["result"]
+    trace = traced(torch.no_grad()(lambda x: {"y": model(x)}), X)
+    assert [result.name for result in trace.results if result.replaces is None] == ["y"]
+    assert names(trace, "random") == names(trace, "optimizer") == set()
+    trace = traced(model, X)  # a module is a step
+    assert names(trace, "input") == {"x"}
+    assert [result.name for result in trace.results if result.replaces is None] == ["result"]
 
 
-def test_gradients_that_stay_are_results():
+def test_gradients_that_are_not_cleared_are_results():
     model = on_meta(Net)
-    found = traced(lambda x: model(x).sum().backward(), X)
-    assert {one.name for one in found.results} == {f"grad.{name}" for name in PARAMETERS}
+    trace = traced(lambda x: model(x).sum().backward(), X)
+    assert {result.name for result in trace.results} == {f"grad.{name}" for name in PARAMETERS}
 
 
 def test_a_scaler_and_autocast():
@@ -200,11 +202,11 @@ def test_a_scaler_and_autocast():
         scaler.update()
 
     before = scaler.state_dict()
-    found = traced(step, X)
-    check(found)
+    trace = traced(step, X)
+    check(trace)
     assert scaler.state_dict() == before
-    dots = [one for one in found.program.eqns if one.primitive.name == "dot_general"]
-    assert {str(one.invars[0].aval.dtype) for one in dots} == {"float16"}
+    dots = [eqn for eqn in trace.program.eqns if eqn.primitive.name == "dot_general"]
+    assert {str(dot.invars[0].aval.dtype) for dot in dots} == {"float16"}
 
 
 @pytest.mark.parametrize("name", ["data", "fsdp x tensor"])
@@ -212,19 +214,19 @@ def test_layouts_are_those_that_iso_shard_gives(name):
     plan = PLANS[name]
     model = on_meta(Mlp)
     step = training(model, adam(model))
-    found = traced(step, torch.empty(8, 32, device="meta"), plan=plan)
+    trace = traced(step, torch.empty(8, 32, device="meta"), plan=plan)
     real = iso.shard(Mlp(), iso.make_mesh((2, 4), ("data", "model")), plan)
-    wanted = {key: layout.spec for key, layout in iso.sharding_of(real).items()}
-    said = {one.name: one.sharding.spec for one in found.inputs if one.role == "parameter"}
-    assert said == wanted
-    assert all(one.sharding.mesh is MESH or one.sharding.mesh == MESH for one in found.inputs)
+    expected = {key: layout.spec for key, layout in iso.sharding_of(real).items()}
+    specs = {leaf.name: leaf.sharding.spec for leaf in trace.inputs if leaf.role == "parameter"}
+    assert specs == expected
+    assert all(leaf.sharding.mesh is MESH or leaf.sharding.mesh == MESH for leaf in trace.inputs)
 
 
-def constraints(found):
+def constraints(trace):
     return [
-        one.params["sharding"]
-        for one in found.program.eqns
-        if one.primitive.name == "sharding_constraint"
+        eqn.params["sharding"]
+        for eqn in trace.program.eqns
+        if eqn.primitive.name == "sharding_constraint"
     ]
 
 
@@ -233,10 +235,10 @@ def test_activations_of_the_plan():
     plan = Plan({"*": ()}, activations={"a": P("data", "model")}, inputs=P("data"))
     real = iso.make_mesh((2, 4), ("data", "model"))
     with xs.constrain_activations(model, real, plan):  # of training: on another mesh
-        found = traced(lambda x: model(x).mean().backward(), X, plan=plan)
+        trace = traced(lambda x: model(x).mean().backward(), X, plan=plan)
         assert len(model.a._forward_hooks) == 1
-    marked = [one for one in constraints(found) if one.spec == P("data", "model")]
-    assert len(marked) == 2 and {one.mesh for one in marked} == {MESH}
+    marked = [sharding for sharding in constraints(trace) if sharding.spec == P("data", "model")]
+    assert len(marked) == 2 and {sharding.mesh for sharding in marked} == {MESH}
 
 
 def test_marks_inside_are_meant_for_the_mesh_that_is_planned():
@@ -249,22 +251,22 @@ def test_marks_inside_are_meant_for_the_mesh_that_is_planned():
         xs.mark_sharding(hidden, mesh, ("data", "model"))
         return model.b(hidden).sum()
 
-    found = traced(step, X, plan=None)
-    assert {one.mesh for one in constraints(found)} == {MESH}
-    assert [one.sharding.spec for one in found.inputs if one.name == "x"] == [P("data")]
+    trace = traced(step, X, plan=None)
+    assert {sharding.mesh for sharding in constraints(trace)} == {MESH}
+    assert [leaf.sharding.spec for leaf in trace.inputs if leaf.name == "x"] == [P("data")]
 
 
-def test_a_batch_on_any_device_and_what_the_step_keeps():
-    kept = []
+def test_a_batch_on_any_device_and_tensors_that_the_step_stores():
+    stored = []
 
     def step(x, y):
-        kept.append((x + y).detach())
+        stored.append((x + y).detach())
         xs.sync()
 
-    found = traced(step, torch.ones(8, 4), torch.ones(8, 4, device="jax"))
-    assert kept == []
-    assert [(one.name, one.sharding.spec) for one in found.inputs] == [
+    trace = traced(step, torch.ones(8, 4), torch.ones(8, 4, device="jax"))
+    assert stored == []
+    assert [(leaf.name, leaf.sharding.spec) for leaf in trace.inputs] == [
         ("x", P("data")),
         ("y", P("data")),
     ]
-    assert len(found.results) == 1 and found.results[0].replaces is None
+    assert len(trace.results) == 1 and trace.results[0].replaces is None

@@ -20,20 +20,20 @@ X = torch.empty(8, 16, device="meta")
 
 def at(mark, function):
     """The line of this file with a mark in a comment, as reports have it."""
-    (number,) = [n for n, text in enumerate(SOURCE, 1) if text.rstrip().endswith(f"# {mark}")]
-    return f"test_lines.py:{number} ({function})"
+    (line,) = [n for n, text in enumerate(SOURCE, 1) if text.rstrip().endswith(f"# {mark}")]
+    return f"test_lines.py:{line} ({function})"
 
 
 def traced(step, *args, mesh=MESH, plan=None):
     return require("torch").traced_step(step, args, {}, mesh, plan)
 
 
-def lines(found, primitive=None):
+def lines(trace, primitive=None):
     """The lines of a program's equations, of one primitive: how many each has."""
     return collections.Counter(
-        said_by(str(one.source_info.name_stack))
-        for one in found.program.eqns
-        if primitive in (None, one.primitive.name)
+        said_by(str(eqn.source_info.name_stack))
+        for eqn in trace.program.eqns
+        if primitive in (None, eqn.primitive.name)
     )
 
 
@@ -64,14 +64,14 @@ def test_forward_backward_and_optimizer():
         adam.step()  # adam
         return loss
 
-    found = traced(step, X)
-    assert None not in lines(found)
-    assert lines(found, "dot_general") == {
+    trace = traced(step, X)
+    assert None not in lines(trace)
+    assert lines(trace, "dot_general") == {
         at("first", "forward"): 2, at("second", "forward"): 3,
     }  # fmt: skip
-    assert lines(found, "tanh") == {at("tanh", "forward"): 1}
-    assert set(lines(found, "sqrt")) == {at("adam", "step")}
-    assert set(lines(found)) >= {at("first", "forward"), at("adam", "step")}
+    assert lines(trace, "tanh") == {at("tanh", "forward"): 1}
+    assert set(lines(trace, "sqrt")) == {at("adam", "step")}
+    assert set(lines(trace)) >= {at("first", "forward"), at("adam", "step")}
 
 
 class Doubled(torch.autograd.Function):
@@ -90,9 +90,9 @@ def test_a_users_own_backward_has_its_line():
     def step(x):
         Doubled.apply(x * weight).mean().backward()
 
-    found = traced(step, X)
-    assert lines(found, "sin") == {at("forward of my own", "forward"): 1}
-    assert lines(found, "cosh") == {at("backward of my own", "backward"): 1}
+    trace = traced(step, X)
+    assert lines(trace, "sin") == {at("forward of my own", "forward"): 1}
+    assert lines(trace, "cosh") == {at("backward of my own", "backward"): 1}
 
 
 def test_compiled_programs_carry_the_lines(stacks):
@@ -100,10 +100,10 @@ def test_compiled_programs_carry_the_lines(stacks):
         model = Mlp()
     step = training(model, torch.optim.SGD(model.parameters(), lr=0.1))
     mesh = make_mesh((2, 4), ("data", "model"))
-    found = traced(
+    trace = traced(
         step, torch.empty(8, 32, device="meta"), mesh=mesh, plan=Plan.data_parallel("data")
     )
-    text = compiled(found).as_text()
+    text = compiled(trace).as_text()
     reduced = [line for line in text.splitlines() if " all-reduce(" in line]
     assert reduced
     assert all("line:steps.py:" in line for line in reduced)
@@ -113,14 +113,14 @@ def test_modules_are_marked():
     depth = 3
     with torch.device("meta"):
         model = torch.nn.Sequential(*[Net() for _ in range(depth)])
-    found = traced(lambda x: model(x).sum().backward(), X)
-    names = [one.params["name"] for one in found.program.eqns if one.primitive.name == "name"]
+    trace = traced(lambda x: model(x).sum().backward(), X)
+    names = [eqn.params["name"] for eqn in trace.program.eqns if eqn.primitive.name == "name"]
     # The gradient of the sum is one number, repeated: nothing to lay out.
     backward = [name for n in reversed(range(depth)) for name in (f"{n}.b,{n}", f"{n}.a")][1:]
     assert names == [
         *(f"module:{name}" for n in range(depth) for name in (f"{n}.a", f"{n}.b", f"{n}")),
         *(f"gradient:{name}" for name in backward),
     ]
-    assert found.modules == tuple(
+    assert trace.modules == tuple(
         name for n in range(depth) for name in (f"{n}", f"{n}.a", f"{n}.b")
     )

@@ -1,4 +1,4 @@
-"""A model on "meta" is planned without making its weights, and training pays nothing for it."""
+"""A model on "meta" is planned without allocating its weights."""
 
 import resource
 
@@ -23,15 +23,15 @@ mesh = topology("v5e:16x16").mesh((16, 16), ("data", "model"))
 x = torch.empty(65536, 65536, device="meta")
 require("torch").traced_step(torch.nn.Linear(2, 2, device="meta"), (x[:2, :2],), {}, mesh, None)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = require("torch").traced_step(step, (x,), {}, mesh, Plan.fsdp("data"))
+trace = require("torch").traced_step(step, (x,), {}, mesh, Plan.fsdp("data"))
 grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
-weights = sum(one.bytes for one in found.inputs)
+weights = sum(leaf.bytes for leaf in trace.inputs)
 assert weights > 400e9, weights
 assert grown < 0.1, grown
 """
 
 
-def test_no_weights_are_made(tmp_path):
+def test_no_weights_are_allocated(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes here
     done = fresh.run(LARGE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

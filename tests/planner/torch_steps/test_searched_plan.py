@@ -1,4 +1,4 @@
-"""Plans found for steps of torch: no weights, rules that resolve, costs as `estimate` tells."""
+"""Searched plans of steps of torch: no weights, rules that resolve, costs as `estimate` reports."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def training():
     )
 
 
-def test_a_plan_is_found_and_costs_what_estimate_tells():
+def test_the_plan_of_a_search_costs_what_estimate_reports():
     with torch.device("meta"):
         model = steps.Mlp()
     step = steps.training(model, torch.optim.SGD(model.parameters(), momentum=0.9))
     args = (batch_for(model),)
     mesh = topology("v5e:2x4").mesh((8,), ("data",))
-    found = search(step, args, mesh, candidates=1)
-    assert not found.plan.resolve(model, mesh, strict=True).unmatched
-    report = estimate(step, args, mesh, found.plan)
-    assert report.memory.peak == found.cost.memory
-    assert report.time.overlapped == pytest.approx(found.cost.seconds, rel=1e-6)
+    trace = search(step, args, mesh, candidates=1)
+    assert not trace.plan.resolve(model, mesh, strict=True).unmatched
+    report = estimate(step, args, mesh, trace.plan)
+    assert report.memory.peak == trace.cost.memory
+    assert report.time.overlapped == pytest.approx(trace.cost.seconds, rel=1e-6)
     assert all(parameter.device.type == "meta" for parameter in model.parameters())
 
 
-def test_a_search_tells_of_a_plan_what_the_step_costs_that_is_traced_under_it(training):
+def test_a_search_predicts_the_cost_of_the_step_that_is_traced_under_its_plan(training):
     """Nothing that a trace without a plan lays out, updated weights say, is left in it."""
     _, step, args = training
     mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
@@ -57,9 +57,9 @@ def test_a_search_tells_of_a_plan_what_the_step_costs_that_is_traced_under_it(tr
     )
     outputs = {f"model.layers.{n}": NamedSharding(mesh, iso.P("data")) for n in (0, 1)}
     layouts = fixed_layouts(plan, traced, mesh)
-    told = searched(traced).cost(layouts, mesh, 2**40, outputs)
-    laid = searched(traced_step(step, args, {}, mesh, plan)).looped
-    assert cost_of(laid, {}, mesh, 2**40).seconds == pytest.approx(told.seconds, rel=1e-3)
+    predicted = searched(traced).cost(layouts, mesh, 2**40, outputs)
+    sharded = searched(traced_step(step, args, {}, mesh, plan)).looped
+    assert cost_of(sharded, {}, mesh, 2**40).seconds == pytest.approx(predicted.seconds, rel=1e-3)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "computed again"])
@@ -70,12 +70,12 @@ def test_marks_of_gradients_leave_layers_equal(again):
     for layer in model.model.layers if again else ():
         checkpoint_module(layer)
     mesh = topology("v5e:2x4").mesh((8,), ("data",))
-    found = traced_step(
+    trace = traced_step(
         lambda ids: model(input_ids=ids, labels=ids).loss.backward(), (ids,), {}, mesh
     )
-    scans = [one for one in searched(found).looped.program.eqns if one.primitive.name == "scan"]
-    assert [one.params["length"] for one in scans] == [3, 3]
-    marked = [module_of(one, GRADIENT) for one in found.program.eqns]
+    scans = [eqn for eqn in searched(trace).looped.program.eqns if eqn.primitive.name == "scan"]
+    assert [scan.params["length"] for scan in scans] == [3, 3]
+    marked = [module_of(eqn, GRADIENT) for eqn in trace.program.eqns]
     # Behind the barrier of what is computed again the gradient is a value of its own.
-    wanted = "model.layers.1" if again else "model.layers.1,model.layers.1.mlp"
-    assert any(one and one.startswith(wanted) for one in marked)
+    expected = "model.layers.1" if again else "model.layers.1,model.layers.1.mlp"
+    assert any(module and module.startswith(expected) for module in marked)

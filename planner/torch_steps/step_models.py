@@ -1,4 +1,4 @@
-"""The models behind a step: their names, and the layout that a plan gives each of their tensors."""
+"""The models that a step reads: their names, and the sharding of each tensor by a plan."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from isoshard.torch_bridge.kit import ObjectWalk, modules
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """What a tensor is called, and what it is for.
+    """Name, role and sharding of a tensor.
 
     Attributes:
-        name: as a plan knows it.
+        name: the name that rules of a plan match.
         role: see `isoshard.core.traced.traced_step.Role`.
-        layout: where it goes.
+        layout: its sharding.
         follows: of optimizer state, the name of its parameter.
     """
 
@@ -32,13 +32,13 @@ class Named:
 
 
 @dataclasses.dataclass(frozen=True)
-class FoundModel:
-    """One model behind a step.
+class StepModel:
+    """One model that a step reads.
 
     Attributes:
         module: the outermost.
-        name: of the variable that holds it.
-        prefix: what stands before the names of its parameters and modules: nothing, or its name
+        name: of the variable or attribute that refers to it.
+        prefix: of the names of its parameters and modules: empty, or its name
             where another model has equal ones.
     """
 
@@ -47,28 +47,28 @@ class FoundModel:
     prefix: str
 
 
-def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> ObjectWalk:
-    """The objects behind a step: what it closes over and names, and what its arguments hold.
+def walk_step(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> ObjectWalk:
+    """The objects that a step reads: its closure, globals and arguments, with all they refer to.
 
     Args:
         step: a function, a module or a bound method.
         leaves: its arguments; those that are no tensors are searched.
-        paths: what they are called.
+        paths: their names.
     """
-    reachable = ObjectWalk()
-    reachable.walk(step, getattr(step, "__name__", type(step).__name__))
+    walk = ObjectWalk()
+    walk.walk(step, getattr(step, "__name__", type(step).__name__))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            reachable.walk(leaf, path)
-    reachable.walk_globals({})
-    return reachable
+            walk.walk(leaf, path)
+    walk.walk_globals({})
+    return walk
 
 
-def models_of(result: ObjectWalk, arguments: Mapping[str, Any]) -> list[FoundModel]:
-    """The models behind a step: modules that are inside no other."""
-    inside = {id(child) for module in result.modules for child in list(module.modules())[1:]}
-    roots = [module for module in result.modules if id(module) not in inside]
-    names = _variables(result, roots, arguments)
+def models_of(walk: ObjectWalk, arguments: Mapping[str, Any]) -> list[StepModel]:
+    """The models that a step reads: modules that are in no other module."""
+    inside = {id(child) for module in walk.modules for child in list(module.modules())[1:]}
+    roots = [module for module in walk.modules if id(module) not in inside]
+    names = _variables(walk, roots, arguments)
     count = collections.Counter(
         name for root in roots for name in {*dict(modules.tensors(root)), *_children(root)}
     )
@@ -79,7 +79,7 @@ def models_of(result: ObjectWalk, arguments: Mapping[str, Any]) -> list[FoundMod
         name = names.get(id(root), f"model{index}")
         name = f"{name}{index}" if name in taken else name
         taken.add(name)
-        models.append(FoundModel(root, name, f"{name}." if clash else ""))
+        models.append(StepModel(root, name, f"{name}." if clash else ""))
     return models
 
 
@@ -88,26 +88,26 @@ def _children(module: torch.nn.Module) -> set[str]:
 
 
 def _variables(
-    result: ObjectWalk, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
+    walk: ObjectWalk, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
 ) -> dict[int, str]:
-    """The variables or attributes that hold modules."""
+    """The variables or attributes that refer to modules, by id of the module."""
     root_ids = {id(root) for root in roots}
     names = {id(value): name for name, value in arguments.items() if id(value) in root_ids}
-    for holder in result.sources:
-        for index, value in enumerate(holder.read()):
+    for source in walk.sources:
+        for index, value in enumerate(source.read()):
             if id(value) in root_ids and id(value) not in names:
-                names[id(value)] = holder.name(index).rpartition(".")[2]
+                names[id(value)] = source.name(index).rpartition(".")[2]
     return names
 
 
 def layouts_of(
-    models: Sequence[FoundModel], mesh: Mesh, plan: Any
+    models: Sequence[StepModel], mesh: Mesh, plan: Any
 ) -> tuple[dict[int, Named], dict[str, ShardingError]]:
-    """What each tensor of the models is called, and how it will lie.
+    """The name and sharding of each tensor of the models.
 
     Args:
-        models: behind the step.
-        mesh: what it is planned for.
+        models: of the step.
+        mesh: the mesh of the plan.
         plan: a `Plan`, one spec for all, or None: all is replicated.
 
     Returns:
@@ -119,21 +119,21 @@ def layouts_of(
     """
     named: dict[int, Named] = {}
     errors: dict[str, ShardingError] = {}
-    sharding = NamedSharding(mesh, PartitionSpec())
-    arguments = [model for model in models if dict(modules.tensors(model.module))]
-    for model in arguments:
+    replicated = NamedSharding(mesh, PartitionSpec())
+    with_tensors = [model for model in models if dict(modules.tensors(model.module))]
+    for model in with_tensors:
         layouts: Mapping[str, NamedSharding] = {}
         if plan is not None:
             try:
                 layouts = modules.layout(model.module, mesh, plan)
             except ShardingError as error:
-                if len(arguments) == 1:
+                if len(with_tensors) == 1:
                     raise
                 errors[model.name] = error
         parameters = {id(parameter) for parameter in model.module.parameters()}
         for name, tensor in modules.tensors(model.module):
             role: Role = "parameter" if id(tensor) in parameters else "buffer"
-            layout = layouts.get(name, sharding)
+            layout = layouts.get(name, replicated)
             named.setdefault(id(tensor), Named(model.prefix + name, role, layout))
     return named, errors
 
@@ -141,16 +141,16 @@ def layouts_of(
 def input_layouts(
     shapes: Mapping[str, tuple[int, ...]], mesh: Mesh, plan: Any
 ) -> dict[str, NamedSharding]:
-    """How the batch lies: as the plan's `inputs` say, and whole where they say nothing.
+    """The sharding of the batch: by the plan's `inputs`, and replicated without a rule.
 
     Raises:
         PlanError: the plan does not fit the batch.
     """
-    fromkeys = dict.fromkeys(shapes, NamedSharding(mesh, PartitionSpec()))
-    has_activations = isinstance(plan, Plan) and any(
+    replicated = dict.fromkeys(shapes, NamedSharding(mesh, PartitionSpec()))
+    has_inputs = isinstance(plan, Plan) and any(
         isinstance(factor.inputs, Mapping | tuple) for factor in plan.factors
     )
-    if not has_activations or not shapes:
-        return fromkeys
-    split = {path: shape for path, shape in shapes.items() if shape}
-    return fromkeys | plan.for_inputs().resolve(split, mesh).shardings
+    if not has_inputs or not shapes:
+        return replicated
+    with_axes = {path: shape for path, shape in shapes.items() if shape}
+    return replicated | plan.for_inputs().resolve(with_axes, mesh).shardings

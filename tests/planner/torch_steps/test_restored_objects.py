@@ -70,15 +70,15 @@ def state_of(trainer):
     """All of it, as what can be compared; tensors by identity, kind and elements."""
     model = trainer.model
 
-    def known(tensor):
+    def snapshot(tensor):
         if tensor is None:
             return None
         elements = None if tensor.is_meta else tensor.detach().cpu().tolist()
         kind = (tensor.device, type(tensor), tensor.requires_grad, elements)
-        return (id(tensor), *kind, known(tensor.grad) if tensor.is_leaf else None)
+        return (id(tensor), *kind, snapshot(tensor.grad) if tensor.is_leaf else None)
 
-    places = [
-        (name, known(tensor))
+    references = [
+        (name, snapshot(tensor))
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     ]
     groups = [
@@ -86,12 +86,12 @@ def state_of(trainer):
         for group in trainer.optimizer.param_groups
     ]
     state = {
-        id(parameter): {kind: known(value) for kind, value in slots.items()}
+        id(parameter): {kind: snapshot(value) for kind, value in slots.items()}
         for parameter, slots in trainer.optimizer.state.items()
     }
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
     return {
-        "places": places,
+        "places": references,
         "groups": groups,
         "held": [id(p) for p in trainer.parameters],
         "given": [id(p) for g in trainer.optimizer.param_groups for p in g["params"]],
@@ -117,12 +117,12 @@ def test_after_a_plan(device):
     trainer = Trainer(device)
     xs.sync()
     before, counted = state_of(trainer), metrics.counters()
-    found = plan(trainer)
+    trace = plan(trainer)
     assert {key: n for key, n in metrics.counters().items() if n} == {
         key: n for key, n in counted.items() if n
     }
     assert state_of(trainer) == before
-    assert len(found.modules) == 4
+    assert len(trace.modules) == 4
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,10 @@ def test_gradients_from_before_are_state():
     trainer = Trainer("cpu")
     trainer.model(torch.ones(8, 16)).sum().backward()
     before = state_of(trainer)
-    found = require("torch").traced_step(
+    trace = require("torch").traced_step(
         lambda x: trainer.model(x).square().mean().backward(),
         (torch.empty(8, 16),), {}, MESH, PLAN,
     )  # fmt: skip
     assert state_of(trainer) == before
-    grads = {one.name: one.follows for one in found.inputs if one.name.startswith("grad.")}
+    grads = {leaf.name: leaf.follows for leaf in trace.inputs if leaf.name.startswith("grad.")}
     assert grads["grad.first.weight"] == "first.weight" and len(grads) == 6
