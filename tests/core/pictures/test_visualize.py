@@ -189,7 +189,7 @@ def test_what_devices_hold(mesh):
     tree["b"] = iso.shard(np.ones(5, np.float32), mesh, P("y"), uneven="pad")  # with its padding
     assert visualize(tree).splitlines()[-2] == "each device holds 72 B of 148 B (49%)"
     assert visualize(tree["b"]) in visualize(tree)
-    assert "holds" not in visualize({"a": rows, "b": rows})  # of what shape is not known
+    assert "stores" not in visualize({"a": rows, "b": rows})  # of what shape is not known
 
 
 def test_a_notebook_shows_boxes(mesh):
