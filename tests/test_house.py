@@ -242,7 +242,7 @@ def test_a_kit_lists_what_annexes_use(house):
     assert {*listed} == used
     module = importlib.import_module(kit)
     assert [name for name in listed if getattr(module, name, None) is None] == []
-    with pytest.raises(AttributeError, match=f"{kit} lists no 'nothing'"):
+    with pytest.raises(AttributeError, match=f"module '{kit}' has no attribute 'nothing'"):
         module.nothing  # noqa: B018  (the reading is what raises)
 
 
@@ -342,18 +342,8 @@ def test_names_are_of_the_glossary(house):
 
 
 ROOMS_TO_RENAME: dict[str, int] = {
-    "core/blocks": 2,
-    "core/checkpoint": 69,
-    "core/errors": 3,
-    "core/frameworks": 2,
     "core/layout": 1,
-    "core/lifting": 1,
-    "core/pictures": 2,
-    "core/processes": 30,
-    "core/repeats": 55,
-    "core/runtime": 8,
-    "core/traced": 21,
-    "core/weights": 106,
+    "core/runtime": 1,
     "domain/handlers": 2,
     "domain/torch_handlers": 2,
     "jax_bridge/activations": 13,
@@ -398,9 +388,8 @@ ROOMS_TO_RENAME: dict[str, int] = {
     "torch_bridge/modules": 3,
     "torch_bridge/overrides": 14,
     "torch_bridge/recompute": 6,
-    "torch_bridge/registration": 1,
     "torch_bridge/spmd": 117,
-    "torch_bridge/state": 10,
+    "torch_bridge/state": 8,
     "torch_bridge/tensors": 8,
     "torch_bridge/trainers": 8,
     "torch_bridge/weights": 6,
@@ -433,9 +422,9 @@ def test_identifiers_have_the_fields_words():
     assert fewer == ROOMS_TO_RENAME, "lower the numbers of ROOMS_TO_RENAME"
 
 
-MESSAGES_TO_WRITE = 42
+MESSAGES_TO_WRITE = 33
 """Messages that still have a phrase of the dialect."""
-PAGES_TO_WRITE = 7
+PAGES_TO_WRITE = 6
 """The same of pages, by phrase."""
 
 

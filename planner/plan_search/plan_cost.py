@@ -70,7 +70,7 @@ def cost_of(
         depth: "trace" or "partition".
         loops: whether the partitioner is to have equal layers of the step as loops.
     """
-    sharding = step.laid_out(layouts, mesh)
+    sharding = step.resharded(layouts, mesh)
     if outputs:
         sharding = dataclasses.replace(sharding, program=constrained(sharding.program, outputs))
     program: DeviceProgram

@@ -142,7 +142,7 @@ def nothing_fits(step: TracedStep, result: Sequence[SeenPlan]) -> str:
     least = min([one for one in result if not one.cost.fits], key=lambda one: one.cost.memory)
     mesh, cost = least.candidate.mesh, least.cost
     layouts = layouts_of_choice(step, least.candidate.cost, least.candidate.choice)
-    resting = sum(leaf.bytes_per_device for leaf in step.laid_out(layouts, mesh).inputs)
+    resting = sum(leaf.bytes_per_device for leaf in step.resharded(layouts, mesh).inputs)
     more = math.ceil(mesh.size * cost.memory / cost.capacity)
     ways = _ways_out(step, resting > cost.memory / 2)
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 
-from isoshard.core.kit import HloModule, Instruction, is_users, said_by, written
+from isoshard.core.kit import HloModule, Instruction, is_users, line_in, written
 
 _OP_NAME = re.compile(r'op_name="(?P<path>(?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(?P<number>\d+)")
@@ -28,7 +28,7 @@ def line_of(module: HloModule, instruction: Instruction) -> str:
 
 def _line_in(module: HloModule, metadata: str) -> str:
     name = _OP_NAME.search(metadata)
-    line = said_by(name["path"].replace('\\"', '"')) if name else None
+    line = line_in(name["path"].replace('\\"', '"')) if name else None
     if line is not None:
         return line
     frame = _FRAME.search(metadata)

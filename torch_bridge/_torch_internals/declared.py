@@ -3,7 +3,7 @@
 from isoshard.core.runtime.private_names import TRIED, PrivateNames
 from isoshard.torch_bridge.common.old_torch import has_device
 
-NAMES = PrivateNames("torch", known=TRIED["torch"])
+NAMES = PrivateNames("torch", versions=TRIED["torch"])
 """What every row without versions of its own is known to be in."""
 
 if has_device():  # what an older torch lacks, old_torch.py says
