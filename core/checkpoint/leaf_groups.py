@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -24,6 +24,8 @@ from isoshard.core.frameworks import Framework, framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+
+T = TypeVar("T")
 
 VALUES = (bool, int, float, complex, str, bytes)
 _SEQUENCES = (list, tuple)
@@ -105,14 +107,14 @@ def _group(name: str, value: Any, saved: Mapping[str, Entry] | None) -> Group:
     framework = framework_of(value)
     parts = None
     if framework is not None:
-        below = None if saved is None else _below(saved, name)
-        parts = framework.parts(value, below)
+        parts = framework.parts(value, None if saved is None else below(saved, name))
     return Group(name, value, framework, parts or {"": NamedState(value)}, parts is not None)
 
 
-def _below(saved: Mapping[str, Entry], name: str) -> dict[str, Entry]:
+def below(leaves: Mapping[str, T], name: str) -> dict[str, T]:
+    """The leaves below a name, without it; all leaves below ""."""
     start = f"{name}." if name else ""
-    return {key[len(start) :]: entry for key, entry in saved.items() if key.startswith(start)}
+    return {key[len(start) :]: leaf for key, leaf in leaves.items() if key.startswith(start)}
 
 
 def _unsupported(part: NamedState) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from isoshard.core.layout.on_auto_axes import axes_of, on_auto_axes
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.device_dtypes import device_dtype
 
+from .leaf_groups import below
 from .shard_reading import read_arrays
 from .slots import Slot, is_key
 
@@ -60,7 +61,7 @@ def function_of(weights: Any, targets: Mapping[str, TargetArray]) -> Apply:
     """
     if isinstance(weights, Mapping):
         branches = {
-            branch: function_of(branch_weights, dict(_below(targets, branch)))
+            branch: function_of(branch_weights, below(targets, branch))
             for branch, branch_weights in weights.items()
         }
         return functools.partial(_apply_branches, branches)
@@ -78,15 +79,10 @@ def function_of(weights: Any, targets: Mapping[str, TargetArray]) -> Apply:
 def _apply_branches(branches: Mapping[str, Apply], tree: dict[str, Any]) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
     for branch, apply in branches.items():
-        leaves = named_leaves(apply(dict(_below(tree, branch))))
+        leaves = named_leaves(apply(below(tree, branch)))
         outputs |= {f"{branch}.{name}": leaf for name, leaf in leaves}
     starts = tuple(f"{branch}." for branch in branches)
     return {name: leaf for name, leaf in tree.items() if not name.startswith(starts)} | outputs
-
-
-def _below(tree: Mapping[str, Any], branch: str) -> Iterator[tuple[str, Any]]:
-    start = f"{branch}."
-    return ((name[len(start) :], x) for name, x in tree.items() if name.startswith(start))
 
 
 def _shapes(targets: Mapping[str, TargetArray]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -20,11 +20,8 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from isoshard.core.repeats.equation_flow import EquationFlow, readers_of
+from isoshard.core.repeats.equation_flow import BARRIERS, EquationFlow, readers_of
 from isoshard.core.repeats.repeated_block import RepeatedBlock
-
-_BARRIERS = frozenset({"optimization_barrier"})
-"""Primitives that must not be merged with equal ones."""
 
 
 def eliminate_common(
@@ -43,7 +40,7 @@ def eliminate_common(
     for time, equation in enumerate(flow.equations):
         if not alias.keys().isdisjoint(operands[time]):
             operands[time] = tuple([alias.get(operand, operand) for operand in operands[time]])
-        if time in inside or equation.effects or equation.primitive.name in _BARRIERS:
+        if time in inside or equation.effects or equation.primitive.name in BARRIERS:
             continue
         read = tuple(
             [operand if operand >= 0 else _literal(flow, operand) for operand in operands[time]]

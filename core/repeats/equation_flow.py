@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -21,6 +22,14 @@ import numpy as np
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Literal
 from isoshard.core.runtime.jaxprs import needed, opened
+
+BARRIERS = frozenset({"optimization_barrier"})
+"""Primitives that must not be merged with equal ones."""
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of a value, by its aval."""
+    return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

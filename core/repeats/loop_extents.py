@@ -9,11 +9,10 @@ layer out too: its parameters are then in no stack.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import EquationFlow, nbytes
 from isoshard.core.repeats.repeated_block import RepeatedBlock
 
 SMALL = 4096
@@ -24,7 +23,7 @@ Extent = tuple[int, int]
 
 def small(aval: Any) -> bool:
     """Whether values of a shape and dtype may be copied into one array."""
-    return math.prod(aval.shape) * aval.dtype.itemsize <= SMALL
+    return nbytes(aval) <= SMALL
 
 
 class LoopExtents:

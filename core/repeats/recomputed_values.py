@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import EquationFlow, nbytes
 from isoshard.core.repeats.loop_plans import LoopPlan, RecomputedEquation
 from isoshard.core.repeats.stacked_values import StackedValues
 from isoshard.core.runtime.jaxprs import jaxprs_inside
@@ -106,8 +106,7 @@ class _Later:
         return sum(values in plan.reads for plan in self._plans) == 1
 
     def _bytes(self, several: Iterable[Values]) -> int:
-        avals = [self._flow.avals[values[0]] for values in several]
-        return sum(aval.size * aval.dtype.itemsize for aval in avals)
+        return sum(nbytes(self._flow.avals[values[0]]) for values in several)
 
     def _sources(self, loop: int, position: int) -> frozenset[Values] | None:
         """The arrays that this loop needs in addition to recompute an equation.

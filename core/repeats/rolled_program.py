@@ -40,7 +40,7 @@ from isoshard.core.repeats.equation_order import StepOrder
 from isoshard.core.repeats.inlined_calls import inlined
 from isoshard.core.repeats.loop_emission import LoopEmission
 from isoshard.core.repeats.loop_extents import LoopExtents
-from isoshard.core.repeats.loop_plans import LoopPlan, planned
+from isoshard.core.repeats.loop_plans import LoopPlan, planned, slice_positions
 from isoshard.core.repeats.periodic_runs import PeriodicRun, periodic_runs
 from isoshard.core.repeats.recomputed_values import recomputed
 from isoshard.core.repeats.repeat_borders import first_border
@@ -266,8 +266,7 @@ def _slices_fit(flow: EquationFlow, block: RepeatedBlock, extents: LoopExtents) 
     for position, values in block.outside.items():
         equation = flow.equations[block.start + block.equation_of[position]]
         if equation.primitive.name == "slice" and len(set(values)) > 1:
-            times = range(block.start + block.equation_of[position], block.stop, block.period)
-            if len({tuple(flow.equations[time].params["start_indices"]) for time in times}) > 1:
+            if len(slice_positions(flow, block, block.equation_of[position])) > 1:
                 extents.reasons.append(
                     f"{block.count} equal parts of {block.period} equations are no loop: they "
                     "slice other values at other positions"

@@ -9,20 +9,14 @@ them; the rest is recomputed, which takes no memory.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Hashable, Sequence
-from typing import Any
 
-import numpy as np
-
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import BARRIERS, EquationFlow, nbytes
 from isoshard.core.repeats.loop_plans import LoopPlan
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 
 _SMALLER = 8
 """How many times smaller than its operand a reduction must be to be saved."""
-
-_BARRIERS = frozenset({"optimization_barrier"})
 
 
 def shared(
@@ -78,7 +72,7 @@ class _Same:
         block = plan.block
         time = block.start + index
         equation = self._flow.equations[time]
-        if equation.effects or equation.primitive.name in _BARRIERS:
+        if equation.effects or equation.primitive.name in BARRIERS:
             return None
         begin = block.first_operand(index)
         read: list[Hashable] = []
@@ -101,9 +95,5 @@ class _Same:
         equation = self._flow.equations[time]
         if not equation.primitive.name.startswith("reduce_") or len(equation.outvars) > 1:
             return False
-        largest = max(_bytes(self._flow.aval(operand)) for operand in self._flow.operands[time])
-        return _SMALLER * _bytes(equation.outvars[0].aval) <= largest
-
-
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+        largest = max(nbytes(self._flow.aval(operand)) for operand in self._flow.operands[time])
+        return _SMALLER * nbytes(equation.outvars[0].aval) <= largest

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-import numpy as np
-
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import EquationFlow, nbytes
 from isoshard.core.repeats.equation_order import Step, StepOrder
 from isoshard.core.repeats.loop_plans import LoopPlan
 from isoshard.core.repeats.side_by_side import BatchedEquation, SideBySide
@@ -105,7 +102,7 @@ class _Updates:
             if array.origin == "output"
             and array.owner == self._loop
             and array not in self._results
-            and _bytes(self._flow, array) >= _LARGE
+            and nbytes(self._flow.aval(array.members[0])) >= _LARGE
         )
         batches: dict[int, None] = {}
         for gradient in gradients:
@@ -258,8 +255,3 @@ class _Updates:
 
 def _arrays(batch: BatchedEquation) -> list[StackedArray]:
     return [operand for operand in batch.operands if isinstance(operand, StackedArray)]
-
-
-def _bytes(flow: EquationFlow, array: StackedArray) -> int:
-    aval = flow.aval(array.members[0])
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
