@@ -140,7 +140,9 @@ class TracedStep:
                 if layout is not None and leaf.layers:
                     layout = stacked_sharding(layout)
             if layout is None:
-                layout = leaf.sharding if result is self.mesh else _replicated(result)
+                layout = (
+                    leaf.sharding if result is self.mesh else NamedSharding(result, PartitionSpec())
+                )
             inputs.append(dataclasses.replace(leaf, sharding=layout))
         results = tuple(
             leaf
@@ -149,7 +151,3 @@ class TracedStep:
             for leaf in self.results
         )
         return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=result)
-
-
-def _replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())

@@ -43,6 +43,7 @@ class Pattern:
         names = [name for name, _ in _CAPTURE.findall(self.text)]
         segments = self.text.split(".")
         stars = [bool(_star(segment)) for segment in segments]
+        counts = [len(_CAPTURE.findall(segment)) for segment in segments]
         wrong = ""
         if len(set(names)) < len(names):
             wrong = "a capture is named twice"
@@ -54,7 +55,7 @@ class Pattern:
             wrong = "a capture with a star must be between dots, as it matches segments of the path"
         elif sum(stars) > 1 and any(a and b for a, b in itertools.pairwise(stars)):
             wrong = "two captures with a star are next to each other"
-        elif sum(stars) + sum(n for n in _captures_in(segments) if n > 1) > _MOST:
+        elif sum(stars) + sum(n for n in counts if n > 1) > _MOST:
             wrong = (
                 f"more than {_MOST} captures have a star or share a segment with others, so a "
                 "name could match in too many ways"
@@ -83,11 +84,6 @@ class Pattern:
             return captures[next(iter(self.captures))]
         filled = _CAPTURE.sub(lambda capture: captures[capture[1]], self.text)
         return ".".join(segment for segment in filled.split(".") if segment)
-
-
-def _captures_in(segments: list[str]) -> list[int]:
-    """How many captures each segment has."""
-    return [len(_CAPTURE.findall(segment)) for segment in segments]
 
 
 def _star(segment: str) -> re.Match[str] | None:
