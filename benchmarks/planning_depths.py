@@ -146,7 +146,7 @@ def sharded_step(case: Case, mesh: Mesh | None = None) -> TracedStep:
     names = {name for input_ in step.inputs for name in _prefixes(input_.name)}
     between = {name: over_batch for name in names if BLOCKS.fullmatch(name)}
     program = constrained(step.program, between)
-    return dataclasses.replace(step.laid_out(plans[case.plan].layouts), program=program)
+    return dataclasses.replace(step.resharded(plans[case.plan].layouts), program=program)
 
 
 def _prefixes(name: str) -> list[str]:

@@ -52,10 +52,11 @@ def warn(old: str, new: str, *, stacklevel: int = 1) -> None:
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel + 1)
 
 
-def moved_attribute(module: str, name: str, home: str) -> Any:
-    """The attribute `name` of `home` for the `__getattr__` of `module`, with a warning."""
-    warn(f"{module}.{name}", f"{home}.{name}", stacklevel=3)
-    return getattr(importlib.import_module(home), name)
+def moved_attribute(module: str, name: str, new_module: str, new_name: str = "") -> Any:
+    """An attribute of `new_module`, for the `__getattr__` of `module`, with a warning."""
+    new_name = new_name or name
+    warn(f"{module}.{name}", f"{new_module}.{new_name}", stacklevel=3)
+    return getattr(importlib.import_module(new_module), new_name)
 
 
 def accepts_old(translate: Translate) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

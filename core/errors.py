@@ -25,10 +25,10 @@ from typing import ClassVar
 
 
 class Coded:
-    """What has a short code; a private subclass without one has that of its base.
+    """Base of classes with a short code; a private subclass without one has that of its base.
 
     A code is given once and never to another class. The message of an error stays as it was
-    raised, since others are made of it; a warning has no traceback for notes, and says it itself.
+    raised, since others contain it; a warning has no traceback for notes, so its message has it.
 
     Attributes:
         code: such as "ISO003".
@@ -69,7 +69,7 @@ class CodedWarning(Coded, UserWarning):
 
 
 class ShardingError(CodedError, ValueError, code="ISO001"):
-    """A layout, or an argument that asks for one, is not possible as given.
+    """A sharding, or an argument that requests one, is not possible.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -110,16 +110,16 @@ class RecompilationWarning(CodedWarning, code="ISO021"):
 
 
 class ReplicationWarning(CodedWarning, code="ISO017"):
-    """Data is stored whole on every device where a layout splits it, or could.
+    """Data is replicated where a sharding splits it, or could.
 
     Example:
         >>> import warnings
         >>> with warnings.catch_warnings():                  # a test may take it for an error
         ...     warnings.simplefilter("error", ReplicationWarning)
-        ...     warnings.warn("the plan leaves 90 % of the bytes whole", ReplicationWarning)
+        ...     warnings.warn("the plan replicates 90 % of the bytes", ReplicationWarning)
         Traceback (most recent call last):
             ...
-        isoshard.core.errors.ReplicationWarning: the plan leaves 90 % of the bytes whole [ISO017]
+        isoshard.core.errors.ReplicationWarning: the plan replicates 90 % of the bytes [ISO017]
     """
 
 
@@ -176,7 +176,7 @@ class DeviceError(CodedError, RuntimeError, code="ISO010"):
 
 
 class PrivateNameError(CodedError, RuntimeError, code="ISO012"):
-    """The installed torch or JAX lacks a private name that is needed for what was asked.
+    """The installed torch or JAX lacks a private name that is needed for a call.
 
     Example:
         >>> PrivateNameError("jax 0.13.0 has no jax._src.clusters").code
@@ -237,14 +237,7 @@ class CheckpointError(CodedError, RuntimeError, code="ISO032"):
 
 
 def no_sharing(name: str, why: str) -> CopyError:
-    """The error of an array that cannot be shared where `copy=False` asks for it.
-
-    Args:
-        name: of the array.
-        why: what stands against it.
-
-    Returns:
-        The error, to be raised.
+    """The error of an array that cannot be shared although `copy=False`.
 
     Example:
         >>> print(no_sharing("weight", "the devices are cuda"))
@@ -283,11 +276,11 @@ class NoValueError(CodedError, TypeError, code="ISO023"):
     """
 
 
-def raise_collected(faults: Sequence[ShardingError]) -> None:
-    """Raise what was collected over many leaves as one error.
+def raise_collected(errors: Sequence[ShardingError]) -> None:
+    """Raise the errors of many leaves as one error.
 
     Args:
-        faults: the errors, each naming its leaf; may be empty.
+        errors: the errors, each naming its leaf; may be empty.
 
     Raises:
         ShardingError: if there are any; the error itself if there is one, the common class if all
@@ -298,17 +291,15 @@ def raise_collected(faults: Sequence[ShardingError]) -> None:
         >>> raise_collected([SpecError("a: no axis 'z'"), SpecError("b: no axis 'z'")])
         Traceback (most recent call last):
             ...
-        isoshard.core.errors.SpecError: 2 leaves cannot be laid out, and nothing was changed:
+        isoshard.core.errors.SpecError: 2 leaves cannot be sharded, and nothing was changed:
           a: no axis 'z'
           b: no axis 'z'
     """
-    if not faults:
+    if not errors:
         return
-    if len(faults) == 1:
-        raise faults[0] from None
-    kinds = {type(fault) for fault in faults}
+    if len(errors) == 1:
+        raise errors[0] from None
+    kinds = {type(error) for error in errors}
     kind = kinds.pop() if len(kinds) == 1 else ShardingError
-    lines = "".join(f"\n  {fault}" for fault in faults)
-    raise kind(
-        f"{len(faults)} leaves cannot be laid out, and nothing was changed:{lines}"
-    ) from None
+    lines = "".join(f"\n  {error}" for error in errors)
+    raise kind(f"{len(errors)} leaves cannot be sharded, and nothing was changed:{lines}") from None

@@ -1,9 +1,9 @@
-"""Extension points: functions that the heart calls and an annex provides.
+"""Extension points: functions that the heart calls and an annex, or a later room, provides.
 
 `core`, `jax_bridge` and `torch_bridge` (the heart) import no annex (`planner`, `domain`,
-`onnx_bridge`, `torch_xla_bridge`). Where they need one, they call a point of this module. The
-facade says which function each point is (`src/isoshard/_annexes.py`); it is imported at the first
-call.
+`onnx_bridge`, `torch_xla_bridge`), and a room of core imports no later one. Where they need a
+function of these, they call a point of this module. The facade lists the function of each point
+(`src/isoshard/_annexes.py`), which is imported at the first call.
 
 >>> double = ExtensionPoint("double", "Twice a number.")
 >>> double(2)
@@ -22,7 +22,7 @@ from typing import Any
 
 
 class ExtensionPoint:
-    """A function that an annex provides, imported at its first call.
+    """A function that is imported at its first call, from another package.
 
     Attributes:
         name: of the function here.
@@ -95,14 +95,20 @@ call_function_handler = ExtensionPoint(
     "call_function_handler", "A torch function, done by its handler on shards."
 )
 
-# Steps as `planner` takes them, and what it finds.
+# Steps as `planner` takes them, and the results of its search.
 spread_shardings = ExtensionPoint("spread_shardings", "Sharding propagation over a jaxpr.")
 traced_flax_step = ExtensionPoint("traced_flax_step", "A step of Flax, traced without data.")
 traced_train_step = ExtensionPoint("traced_train_step", "A `training_step`, likewise.")
 marked_modules = ExtensionPoint("marked_modules", "Context that names modules' outputs.")
 traced_torch_step = ExtensionPoint("traced_torch_step", "A step of torch, likewise.")
-shard_step = ExtensionPoint("shard_step", "Shardings found for a step at its first call.")
-automatic_plan = ExtensionPoint("automatic_plan", "What the search found for a module.")
+shard_step = ExtensionPoint("shard_step", "Shardings for a step, searched at its first call.")
+automatic_plan = ExtensionPoint("automatic_plan", "The plan that the search chose for a module.")
+search_plan = ExtensionPoint("search_plan", "`Plan.auto`: the best plan for a step.")
+
+# Verbs on arrays in blocks of unequal sizes, by `core/blocks`, which imports `core/transfer`.
+shard_padded = ExtensionPoint("shard_padded", "A tree sharded with padding.")
+reshard_uneven = ExtensionPoint("reshard_uneven", "An `UnevenArray`, resharded.")
+gather_uneven = ExtensionPoint("gather_uneven", "An `UnevenArray` as an unsharded array.")
 
 POINTS: tuple[ExtensionPoint, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, ExtensionPoint)

@@ -8,13 +8,13 @@ core's verbs for its types; each verb looks it up first.
 ...     def owns(self, obj):
 ...         return type(obj).__name__ == "Box"
 ...     def full(self, x):
-...         return "whole"
+...         return "unsharded"
 >>> class Box: ...
 >>> framework_of(Box()) is None
 True
 >>> register(Boxes())
 >>> framework_of(Box()).full(Box())
-'whole'
+'unsharded'
 
 A verb that the framework does not implement raises:
 
@@ -44,7 +44,7 @@ from .errors import ShardingError
 from .installation import install_command
 
 if TYPE_CHECKING:
-    from .checkpoint.source import Entry, NamedState, Source, Wanted
+    from .checkpoint.source import Entry, NamedState, Source, TargetArray
     from .checkpoint.store import Sum
     from .layout.uneven import Sizes, UnevenArray
     from .traced.traced_step import TracedStep
@@ -228,9 +228,9 @@ class Framework:
         """
         self._lacks("parts", x)
 
-    def wanted(self, x: Any) -> Wanted:
+    def target_array(self, x: Any) -> TargetArray:
         """Shape, logical dtype and sharding of an array, also of an abstract one."""
-        self._lacks("wanted", x)
+        self._lacks("target_array", x)
 
     def stored(self, x: Any) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
         """The elements of an array, for reading: in host memory as they are, or on devices.
@@ -269,9 +269,9 @@ class Framework:
     ) -> None:
         """Start the framework's process group; `init_distributed` calls this in every rank."""
 
-    def tell_processes(self, word: str | None) -> str:
+    def broadcast_message(self, word: str | None) -> str:
         """Broadcast rank 0's message to all ranks of the framework's process group."""
-        self._lacks("tell_processes", word)
+        self._lacks("broadcast_message", word)
 
     def end_processes(self) -> None:
         """End the framework's process group."""

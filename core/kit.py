@@ -5,7 +5,7 @@ from typing import Any
 
 from isoshard.core.lazy_names import LazyNames
 
-_NAMES = LazyNames("isoshard.core", Path(__file__).with_suffix(".pyi").read_text())
+_NAMES = LazyNames.of_stub("isoshard.core.kit", Path(__file__).with_suffix(".pyi").read_text())
 
 
 def __getattr__(name: str) -> Any:

@@ -20,13 +20,6 @@ from .blocks.interpreting import recording as recording
 from .blocks.interpreting import rule as rule
 from .blocks.interpreting import run_unpacked as run_unpacked
 from .blocks.interpreting import trace as trace
-from .blocks.known_shardings import WithLayout as WithLayout
-from .blocks.known_shardings import block_sizes as block_sizes
-from .blocks.known_shardings import known_sharding_of as known_sharding_of
-from .blocks.known_shardings import record_sharding as record_sharding
-from .blocks.known_shardings import record_shardings as record_shardings
-from .blocks.known_shardings import recorded_shardings as recorded_shardings
-from .blocks.known_shardings import sharding_of as sharding_of
 from .blocks.packing import pack as pack
 from .blocks.packing import repack as repack
 from .blocks.packing import unpack as unpack
@@ -43,6 +36,13 @@ from .blocks.row_windows import settled as settled
 from .blocks.scattering import scatter_tensor as scatter_tensor
 from .blocks.splits import AxisSplit as AxisSplit
 from .blocks.splits import pack_axis as pack_axis
+from .blocks.traced_shardings import WithLayout as WithLayout
+from .blocks.traced_shardings import block_sizes as block_sizes
+from .blocks.traced_shardings import closed_sharding_of as closed_sharding_of
+from .blocks.traced_shardings import record_sharding as record_sharding
+from .blocks.traced_shardings import record_shardings as record_shardings
+from .blocks.traced_shardings import recorded_shardings as recorded_shardings
+from .blocks.traced_shardings import sharding_of as sharding_of
 from .blocks.uneven_values import operand_of as operand_of
 from .blocks.uneven_values import placed as placed
 from .blocks.uneven_values import value_of as value_of
@@ -247,8 +247,8 @@ from .runtime.shown_text import preformatted as preformatted
 from .runtime.uncollected import uncollected as uncollected
 from .traced.jax_steps import traced_jax_step as traced_jax_step
 from .traced.source_lines import is_users as is_users
+from .traced.source_lines import line_in as line_in
 from .traced.source_lines import line_of as line_of
-from .traced.source_lines import said_by as said_by
 from .traced.source_lines import scope_of as scope_of
 from .traced.source_lines import with_lines_of_calls as with_lines_of_calls
 from .traced.source_lines import written as written

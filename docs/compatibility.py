@@ -31,7 +31,7 @@ def section() -> str:
     ):
         for module in pkgutil.iter_modules(getattr(table, "__path__", ())):
             importlib.import_module(f"{table.__name__}.{module.name}")
-        tried = table.NAMES.known
+        tried = table.NAMES.versions
         parts += [f"### Of {title}, {tried}", _table(table.NAMES, tried)]
     return "\n\n".join(parts)
 
@@ -46,7 +46,7 @@ def page(text: str) -> str:
 def _table(rows: Iterable, tried: str) -> str:
     lines = ["| name | which .. | without it |", "|---|---|---|"]
     for row in sorted(rows, key=lambda row: row.path.lower()):
-        versions = "" if row.known == tried else f" ({row.known})"
+        versions = "" if row.versions == tried else f" ({row.versions})"
         formerly = f", before that `{row.formerly}`" if row.formerly else ""
         lines.append(f"| `{row.path}`{formerly}{versions} | {row.why} | {row.without} |")
     return "\n".join(lines)

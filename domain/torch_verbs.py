@@ -32,11 +32,11 @@ from isoshard.core.kit import (
     ShardingError,
     any_mesh,
     auto,
+    closed_sharding_of,
     in_blocks,
     is_typed,
     is_uneven,
     jaxpr_as_fun,
-    known_sharding_of,
     lay_in_blocks,
     on_mesh,
     pack,
@@ -218,7 +218,7 @@ def _on_mesh(layout: ArrayLayout) -> bool:
 def _layout(result: Any) -> Any:
     if is_uneven(result):
         return BlockLayout.of(result) if result.layout else None
-    return known_sharding_of(result)
+    return closed_sharding_of(result)
 
 
 def _is_data(leaf: Any) -> bool:

@@ -5,7 +5,9 @@ from typing import Any
 
 from isoshard.core.lazy_names import LazyNames
 
-_NAMES = LazyNames("isoshard.jax_bridge", Path(__file__).with_suffix(".pyi").read_text())
+_NAMES = LazyNames.of_stub(
+    "isoshard.jax_bridge.kit", Path(__file__).with_suffix(".pyi").read_text()
+)
 
 
 def __getattr__(name: str) -> Any:

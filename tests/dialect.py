@@ -17,7 +17,7 @@ WORDS = frozenset(
 """Words for which JAX and PyTorch have a noun: `leaf` for `one`, `shard` for `piece`, .."""
 
 TERMS = re.compile(r"_?(?:one_hot|held_out|slopes?|found_inf|negative_slope)")
-"""Identifiers that are the field's although a word of them is not: of curves, of aten's operators."""
+"""Identifiers that are the field's although a word of them is not: of curves, of operators."""
 
 PHRASES = re.compile(
     r"\b(?:is told|are told|lies on|lie on|lies whole|lie whole|stays whole|way out|speaks? of"

@@ -58,7 +58,7 @@ class RegisteredTorch(StateVerbs, Torch):
         """Start the default process group."""
         starting.join(rank, size, timeout=timeout, post=post, host=host, device=device)
 
-    def tell_processes(self, word: str | None) -> str:
+    def broadcast_message(self, word: str | None) -> str:
         """Send rank 0's word to all ranks."""
         return starting.tell_all(word)
 

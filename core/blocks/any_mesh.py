@@ -13,9 +13,9 @@ ShapedArray(float32[8@x,4@y])
 
 The caller's mesh is the one passed, else that of the first array on Explicit axes; a verb that
 another calls, or a function that is being lifted, runs under Auto axes. A verb reads the sharding
-in the type of an array on such axes with `known_shardings.sharding_of`, also where `jax.jit` traces
-it, and records those of its results with `known_shardings.record_sharding`; they become their
-types. An axis without a sharding, and a result that is not recorded, is replicated.
+in the type of an array on such axes with `traced_shardings.sharding_of`, also where `jax.jit`
+traces it, and records those of its results with `traced_shardings.record_sharding`; they become
+their types. An axis without a sharding, and a result that is not recorded, is replicated.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
-from .known_shardings import inside, recorded_shardings, sharding_of
-from .known_shardings import record_sharding as record_sharding
+from .traced_shardings import inside, recorded_shardings, sharding_of
+from .traced_shardings import record_sharding as record_sharding
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")

@@ -34,7 +34,7 @@ from isoshard.core.layout.uneven import UnevenArray, padded_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .interpreting import recording
-from .known_shardings import block_sizes, sharding_of
+from .traced_shardings import block_sizes, sharding_of
 
 
 @dataclasses.dataclass(frozen=True)

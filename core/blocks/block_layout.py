@@ -143,7 +143,7 @@ class BlockLayout:
         """One `AxisSplit` per axis, None for those without padding."""
         return splits_over(self.sizes, self.padded, self.sharding)
 
-    def alike(self, other: BlockLayout) -> bool:
+    def is_equivalent_to(self, other: BlockLayout) -> bool:
         """Whether an array of either layout has the same elements at the same positions."""
         blocks = (self.padded, self.sizes) == (other.padded, other.sizes)
         return blocks and same_layout(self.sharding, other.sharding, len(self.shape))

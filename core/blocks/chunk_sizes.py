@@ -3,8 +3,8 @@
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.layout.spec import named_sharding
 >>> rows = named_sharding(("x", None), make_mesh((4,), ("x",)), 2)
->>> split, whole = plan_splits((18, 3), rows, (5, 2, 7, 4))
->>> split.sizes, split.block, split.names, whole
+>>> split, unsplit = plan_splits((18, 3), rows, (5, 2, 7, 4))
+>>> split.sizes, split.block, split.names, unsplit
 ((5, 2, 7, 4), 7, ('x',), None)
 """
 

@@ -44,8 +44,8 @@ from .any_mesh import any_mesh
 from .axis_moves import movable, move_axis
 from .block_values import Splits
 from .chunk_sizes import SizesLike, plan_splits
-from .known_shardings import record_sharding
 from .splits import pack_axis, unpack_axis
+from .traced_shardings import record_sharding
 from .uneven_values import splits_of
 
 

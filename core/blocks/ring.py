@@ -102,7 +102,7 @@ def ring(
 def permute_blocks(x: Any, mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]) -> Any:
     """`jax.lax.ppermute` by indices of blocks, inside `jax.shard_map`.
 
-    `ppermute` itself counts devices in the mesh's order, and JAX 0.12 refuses axes in another.
+    `ppermute` itself counts devices in the mesh's order, and JAX 0.12 raises for axes in another.
     """
     names = (axes,) if isinstance(axes, str) else axes
     ordered = tuple(name for name in mesh.axis_names if name in names)

@@ -6,9 +6,9 @@
 ...     restore(folder, {"params": {"w": np.zeros((8, 4), np.float32)}, "epoch": 0})["epoch"]
 3
 
-A checkpoint holds leaves by name; whose arrays they are, and how they are laid out, is not part of
-it. Trees of torch modules, Flax modules, optimizers and arrays go through the registry of core, so
-this package knows no framework but JAX.
+A checkpoint has leaves by name, without their framework, mesh or sharding. Trees of torch modules,
+Flax modules, optimizers and arrays go through the registry of core, so this package imports no
+framework but JAX.
 """
 
 if __name__ != "isoshard.core.checkpoint":

@@ -1,4 +1,4 @@
-"""What must be equal in the processes that save or restore a checkpoint together.
+"""Equality checks of processes that save or restore a checkpoint together.
 
 Of an array on several processes each writes its own shards, and must have the same sharding. Of
 what each process has in full, host memory, arrays on its own devices and numbers, the first one
@@ -33,7 +33,7 @@ def save_lines(options: Mapping[str, Any], root: str, leaves: Any) -> list[str]:
     Args:
         options: of the call, by name.
         root: the folder.
-        leaves: what is saved; see `saving`.
+        leaves: to be saved; see `saving`.
     """
     lines = [f"{root}, " + ", ".join(f"{key} {value!r}" for key, value in options.items())]
     for name, content in leaves.contents.items():
@@ -42,7 +42,7 @@ def save_lines(options: Mapping[str, Any], root: str, leaves: Any) -> list[str]:
         if isinstance(array, np.ndarray) or getattr(array, "is_fully_addressable", False):
             line += f", values {value_sum(array)}"
         else:
-            line += f" by {entry.spec} in parts of {content.shard}"
+            line += f" by {entry.spec} in shards of {content.shard}"
         lines.append(line)
     lines += [f"{name} = {entry.value!r}" for name, entry in leaves.values.items()]
     return lines + [f"{name} is {other}" for name, other in leaves.same.items()]
@@ -77,26 +77,32 @@ def restore_lines(where: str, slots: Sequence[Slot], saved: Mapping[str, Entry])
     """A line for the checkpoint at `where`, and one for each leaf that will be filled."""
     lines = [f"the checkpoint {where}"]
     for slot in slots:
-        if slot.wanted is None:
+        if slot.target is None:
             lines.append(f"{slot.name} = {saved[slot.name].value!r}")
             continue
         layout = _layout(slot)
-        own = "host memory" if slot.wanted.place is Memory.HOST else "its own devices"
-        place = own if layout is None or layout.is_fully_addressable else f"{slot.wanted.place}"
-        lines.append(f"{slot.name}: {slot.wanted.shape} {slot.wanted.dtype} in {place}")
+        own_memory = "host memory" if slot.target.destination is Memory.HOST else "its own devices"
+        destination = (
+            own_memory
+            if layout is None or layout.is_fully_addressable
+            else f"{slot.target.destination}"
+        )
+        lines.append(f"{slot.name}: {slot.target.shape} {slot.target.dtype} in {destination}")
     return lines
 
 
 def _layout(slot: Slot) -> Sharding | None:
-    place = None if slot.wanted is None else slot.wanted.place
-    layout = getattr(place, "sharding", place)
+    destination = None if slot.target is None else slot.target.destination
+    layout = getattr(destination, "sharding", destination)
     return layout if isinstance(layout, Sharding) else None
 
 
 def _ranks(layouts: Sequence[Any]) -> tuple[int, ...]:
-    shardings = [one for one in layouts if isinstance(one, Sharding) and not _is_abstract(one)]
-    shared = [one for one in shardings if not one.is_fully_addressable]
-    ranks = {device.process_index for one in shared for device in one.device_set}
+    shardings = [
+        layout for layout in layouts if isinstance(layout, Sharding) and not _is_abstract(layout)
+    ]
+    shared = [sharding for sharding in shardings if not sharding.is_fully_addressable]
+    ranks = {device.process_index for sharding in shared for device in sharding.device_set}
     return _several(tuple(sorted(ranks)))
 
 

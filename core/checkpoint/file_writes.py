@@ -1,9 +1,9 @@
 """Shards split and joined at the ends of files, so that each file is written at once.
 
-Blocks of unequal sizes end in the middle of files. What several shards of this process have of a
-file is joined in host memory; shards that are whole files are written from where they are. Of a
-file that several processes have parts of, each writes its own: TensorStore then reads the file and
-writes it anew, under a lock.
+Blocks of unequal sizes end in the middle of files. If several shards of this process together
+cover a file, they are joined in host memory; a shard that covers files is written without a copy.
+If several processes have slices of a file, each writes its own: TensorStore then reads the file
+and writes it anew, under a lock.
 
 >>> rows = np.arange(10)
 >>> shards = [StoredShard((slice(0, 4),), rows[:4]), StoredShard((slice(4, 7),), rows[4:7])]
@@ -40,11 +40,11 @@ def by_file(
         shape: of the array.
 
     Yields:
-        Shards of whole files, and parts of files of which these shards have no more.
+        Shards that cover files, and slices of files that these shards do not cover.
     """
     files: dict[tuple[int, ...], list[StoredShard]] = {}
     for shard in shards:
-        if _is_whole_files(shard.index, grid.files, shape):
+        if _covers_files(shard.index, grid.files, shape):
             yield shard
             continue
         ranges = (
@@ -66,7 +66,7 @@ def by_file(
             yield _joined(slices, index)
 
 
-def _is_whole_files(index: Index, files: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _covers_files(index: Index, files: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether a shard begins and ends where files do."""
     return all(
         axis.start % size == 0 and (axis.stop % size == 0 or axis.stop == extent)
@@ -75,16 +75,16 @@ def _is_whole_files(index: Index, files: tuple[int, ...], shape: tuple[int, ...]
 
 
 def _sliced(shard: StoredShard, index: Index) -> StoredShard:
-    """What a shard has of a file."""
+    """The slice of a shard that is in a file."""
     both = tuple(
-        slice(max(mine.start, file.start), min(mine.stop, file.stop))
-        for mine, file in zip(shard.index, index, strict=True)
+        slice(max(axis.start, file.start), min(axis.stop, file.stop))
+        for axis, file in zip(shard.index, index, strict=True)
     )
     return StoredShard(both, shard.host[_relative(both, shard.index)])
 
 
 def _joined(slices: Sequence[StoredShard], index: Index) -> StoredShard:
-    """A file in memory of its own."""
+    """A file's slices, copied into one buffer."""
     host = np.empty([axis.stop - axis.start for axis in index], slices[0].host.dtype)
     metrics.count("copies")
     metrics.count("copied_bytes", host.nbytes)
@@ -94,7 +94,7 @@ def _joined(slices: Sequence[StoredShard], index: Index) -> StoredShard:
 
 
 def _relative(index: Index, to: Index) -> Index:
-    """An index, counted from the start of another."""
+    """An index relative to the start of another."""
     return tuple(
         slice(axis.start - other.start, axis.stop - other.start)
         for axis, other in zip(index, to, strict=True)

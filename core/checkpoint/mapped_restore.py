@@ -1,9 +1,9 @@
-"""Restoring by other names: a map between two models' weights, on the way from the file.
+"""Restoring by other names: a map between two models' weights, applied while loading.
 
 The map is any function of `{name: array}` that JAX can trace, or an object with such a method
-`apply`, as `iso.weights.WeightMap`. Its inputs are read spread evenly over the devices of the
-target, whatever layout they were saved by; then one compiled program makes the results, in the
-layouts wanted. So a device reads its share and no more.
+`apply`, as `iso.weights.WeightMap`. Its inputs are read evenly sharded over the devices of the
+targets, whatever sharding they were saved by; then one compiled program computes the results with
+the targets' shardings. So a device reads its share and no more.
 
 >>> def swapped(tree):
 ...     return {"up.kernel": tree["up.weight"].T}
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.block_layout import BlockLayout, lay_out_in_blocks
-from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Source, Wanted
+from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Source, TargetArray
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.layout.mesh import mesh_of
@@ -32,20 +32,21 @@ from isoshard.core.layout.on_auto_axes import axes_of, on_auto_axes
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.device_dtypes import device_dtype
 
+from .leaf_groups import below
 from .shard_reading import read_arrays
 from .slots import Slot, is_key
 
 Apply = Callable[[dict[str, Any]], Any]
 
 
-def function_of(weights: Any, wanted: Mapping[str, Wanted]) -> Apply:
+def function_of(weights: Any, targets: Mapping[str, TargetArray]) -> Apply:
     """The function of a map.
 
     Args:
         weights: a function, or an object with a method `apply`; a map whose `by_target` is true is
-            told what is wanted. Or a dictionary of those by the name of a branch: each sees the
-            names below its branch, and the rest keeps its names.
-        wanted: the arrays that are wanted, by name.
+            passed `targets` as `like`. Or a dictionary of those by the name of a branch: each gets
+            the names below its branch, and the rest keeps its names.
+        targets: the arrays to be restored, by name.
 
     Returns:
         A function of `{name: array}`.
@@ -60,42 +61,37 @@ def function_of(weights: Any, wanted: Mapping[str, Wanted]) -> Apply:
     """
     if isinstance(weights, Mapping):
         branches = {
-            branch: function_of(one, dict(_below(wanted, branch)))
-            for branch, one in weights.items()
+            branch: function_of(branch_weights, below(targets, branch))
+            for branch, branch_weights in weights.items()
         }
         return functools.partial(_apply_branches, branches)
     method = getattr(weights, "apply", weights)
     if not callable(method):
         raise TypeError(
             "weights is a function of {name: array}, an object with such a method `apply`, or a "
-            f"dictionary of those by branch; given was a {type(weights).__name__}"
+            f"dictionary of those by branch; got a {type(weights).__name__}"
         )
     if getattr(weights, "by_target", False):
-        return functools.partial(method, like=_shapes(wanted))
+        return functools.partial(method, like=_shapes(targets))
     return method
 
 
 def _apply_branches(branches: Mapping[str, Apply], tree: dict[str, Any]) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
     for branch, apply in branches.items():
-        leaves = named_leaves(apply(dict(_below(tree, branch))))
+        leaves = named_leaves(apply(below(tree, branch)))
         outputs |= {f"{branch}.{name}": leaf for name, leaf in leaves}
     starts = tuple(f"{branch}." for branch in branches)
     return {name: leaf for name, leaf in tree.items() if not name.startswith(starts)} | outputs
 
 
-def _below(tree: Mapping[str, Any], branch: str) -> Iterator[tuple[str, Any]]:
-    start = f"{branch}."
-    return ((name[len(start) :], x) for name, x in tree.items() if name.startswith(start))
-
-
-def _shapes(wanted: Mapping[str, Wanted]) -> dict[str, jax.ShapeDtypeStruct]:
+def _shapes(targets: Mapping[str, TargetArray]) -> dict[str, jax.ShapeDtypeStruct]:
     return {
         name: jax.ShapeDtypeStruct(
-            one.shape, jax.dtypes.canonicalize_dtype(jax.numpy.dtype(one.dtype))
+            target.shape, jax.dtypes.canonicalize_dtype(jax.numpy.dtype(target.dtype))
         )
-        for name, one in wanted.items()
-        if not is_key(one.dtype)
+        for name, target in targets.items()
+        if not is_key(target.dtype)
     }
 
 
@@ -105,7 +101,7 @@ def mapped_entries(saved: Mapping[str, Entry], apply: Apply) -> dict[str, Entry]
     The map takes all arrays but random keys; other entries remain as they are.
 
     Raises:
-        ShardingError: JAX would lose digits of some arrays.
+        ShardingError: arrays have more bits than JAX computes with.
     """
     outputs = jax.eval_shape(on_auto_axes(apply), _inputs(saved))
     entries = {
@@ -118,35 +114,41 @@ def mapped_entries(saved: Mapping[str, Entry], apply: Apply) -> dict[str, Entry]
 def read_mapped(
     source: Source, slots: Sequence[Slot], saved: Mapping[str, Entry], apply: Apply
 ) -> dict[str, jax.Array | UnevenArray | np.ndarray]:
-    """As `read_arrays`, of the outputs of a map; `slots` and `saved` have the new names."""
-    kept = {name for name, entry in source.entries.items() if not _is_mapped(entry)}
-    unmapped = read_arrays(source, [slot for slot in slots if slot.name in kept], saved)
-    wanted = {slot.name: slot.wanted for slot in slots if slot.wanted and slot.name not in kept}
-    mesh = _mesh_of(wanted)
+    """Read arrays like `read_arrays`, by a map; `slots` and `saved` have the new names."""
+    unmapped_names = {name for name, entry in source.entries.items() if not _is_mapped(entry)}
+    unmapped = read_arrays(source, [slot for slot in slots if slot.name in unmapped_names], saved)
+    targets = {
+        slot.name: slot.target for slot in slots if slot.target and slot.name not in unmapped_names
+    }
+    mesh = _mesh_of(targets)
     inputs = read_arrays(
         source,
         [
-            Slot(name, NamedState(None), Wanted(one.shape, one.stored, _spread(one.shape, mesh)))
-            for name, one in source.entries.items()
-            if _is_mapped(one)
+            Slot(
+                name,
+                NamedState(None),
+                TargetArray(entry.shape, entry.stored, _spread(entry.shape, mesh)),
+            )
+            for name, entry in source.entries.items()
+            if _is_mapped(entry)
         ],
         source.entries,
     )
-    places = {name: _reachable(one, mesh) for name, one in wanted.items()}
+    destinations = {name: _out_sharding(target, mesh) for name, target in targets.items()}
 
-    def chosen(tree: dict[str, Any]) -> dict[str, Any]:
+    def mapped(tree: dict[str, Any]) -> dict[str, Any]:
         outputs = dict(named_leaves(apply(tree)))
         return {
-            name: lay_out_in_blocks(outputs[name], place)
-            if isinstance(place, BlockLayout)
+            name: lay_out_in_blocks(outputs[name], destination)
+            if isinstance(destination, BlockLayout)
             else outputs[name]
-            for name, place in places.items()
+            for name, destination in destinations.items()
         }
 
-    layouts = {name: _sharding_of(place) for name, place in places.items()}
+    shardings = {name: _sharding_of(destination) for name, destination in destinations.items()}
     with axes_of(mesh) if mesh is not None else contextlib.nullcontext():
-        outputs = jax.jit(on_auto_axes(chosen), out_shardings=layouts)(inputs)
-    return unmapped | {name: _placed(outputs[name], one) for name, one in wanted.items()}
+        outputs = jax.jit(on_auto_axes(mapped), out_shardings=shardings)(inputs)
+    return unmapped | {name: _placed(outputs[name], target) for name, target in targets.items()}
 
 
 def _inputs(saved: Mapping[str, Entry]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -167,20 +169,20 @@ def _is_mapped(entry: Entry) -> bool:
     return not entry.is_value and not is_key(entry.dtype)
 
 
-def _mesh_of(wanted: Mapping[str, Wanted]) -> Mesh | None:
-    """The largest mesh that results go to."""
-    places = [_sharding_of(one.place) for one in wanted.values()]
-    meshes = [mesh_of(place) for place in places if isinstance(place, NamedSharding)]
+def _mesh_of(targets: Mapping[str, TargetArray]) -> Mesh | None:
+    """The largest mesh of the targets."""
+    shardings = [_sharding_of(target.destination) for target in targets.values()]
+    meshes = [mesh_of(sharding) for sharding in shardings if isinstance(sharding, NamedSharding)]
     return max(meshes, key=lambda mesh: mesh.size, default=None)
 
 
-def _sharding_of(place: Any) -> Any:
-    """The layout of the buffers; of anything else itself."""
-    return place.sharding if isinstance(place, BlockLayout) else place
+def _sharding_of(destination: Any) -> Any:
+    """The sharding of a `BlockLayout`'s buffers; any other destination itself."""
+    return destination.sharding if isinstance(destination, BlockLayout) else destination
 
 
 def _spread(shape: tuple[int, ...], mesh: Mesh | None) -> Any:
-    """An even share for each device, if an axis divides."""
+    """A sharding of an axis over all devices, if one divides."""
     if mesh is None:
         return Memory.DEFAULT_DEVICE
     for axis in sorted(range(len(shape)), key=lambda axis: -shape[axis]):
@@ -189,23 +191,25 @@ def _spread(shape: tuple[int, ...], mesh: Mesh | None) -> Any:
     return NamedSharding(mesh, P())
 
 
-def _reachable(wanted: Wanted, mesh: Mesh | None) -> Any:
-    """Where a program over the mesh can leave a result on its way."""
+def _out_sharding(target: TargetArray, mesh: Mesh | None) -> Any:
+    """The sharding of a target's result in the program over the mesh, before it is moved."""
     if mesh is None:
         return None
-    place = _sharding_of(wanted.place)
-    here = isinstance(place, NamedSharding) and place.device_set == set(mesh.devices.flat)
-    return wanted.place if here else NamedSharding(mesh, P())
+    sharding = _sharding_of(target.destination)
+    on_same_devices = isinstance(sharding, NamedSharding) and sharding.device_set == set(
+        mesh.devices.flat
+    )
+    return target.destination if on_same_devices else NamedSharding(mesh, P())
 
 
-def _placed(output: Any, wanted: Wanted) -> jax.Array | UnevenArray | np.ndarray:
-    if isinstance(wanted.place, BlockLayout):
+def _placed(output: Any, target: TargetArray) -> jax.Array | UnevenArray | np.ndarray:
+    if isinstance(target.destination, BlockLayout):
         if isinstance(output, UnevenArray):
             return output
-        return lay_out_in_blocks(output, wanted.place)
-    if wanted.place is Memory.HOST:
+        return lay_out_in_blocks(output, target.destination)
+    if target.destination is Memory.HOST:
         full = output.addressable_data(0) if output.is_fully_replicated else output
-        return np.array(full).astype(jax.numpy.dtype(wanted.dtype))
-    if isinstance(wanted.place, Memory) or output.sharding == wanted.place:
+        return np.array(full).astype(jax.numpy.dtype(target.dtype))
+    if isinstance(target.destination, Memory) or output.sharding == target.destination:
         return output
-    return jax.device_put(output, wanted.place)
+    return jax.device_put(output, target.destination)

@@ -1,4 +1,4 @@
-"""Finding a checkpoint behind a path, and checking its files before anything is read.
+"""Opening the checkpoint at a path, and checking its files before anything is read.
 
 A path may be the folder that `iso.save` was given, the folder of one step in it, a file or folder
 of safetensors, a folder that Orbax wrote, or what a framework's bridge can open: folders of
@@ -38,7 +38,7 @@ def latest(path: str | os.PathLike[str]) -> int | None:
         path: that `iso.save` was given.
 
     Returns:
-        The step that was saved last; None if there is no whole checkpoint.
+        The step that was saved last; None if there is no complete checkpoint.
 
     Raises:
         ValueError: `path` is a URL.
@@ -59,7 +59,7 @@ def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
 
     Args:
         path: see the module.
-        step: which one, if `path` holds several; the newest unless given.
+        step: of the checkpoint, if `path` has several; the newest unless given.
 
     Returns:
         The checkpoint.
@@ -67,58 +67,60 @@ def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
     Raises:
         CheckpointError: there is none, or a file of it is missing, truncated or altered.
     """
-    return opened_in_parts(path, step, whole=True)[0]
+    return open_and_check(path, step, check_all=True)[0]
 
 
-def opened_in_parts(
-    path: str | os.PathLike[str], step: int | None = None, *, whole: bool
+def open_and_check(
+    path: str | os.PathLike[str], step: int | None = None, *, check_all: bool
 ) -> tuple[Source, Callable[[int, int], None]]:
-    """Open a checkpoint, whose files several processes check together.
+    """Open a checkpoint, all or some of whose files are checked later, by several processes.
 
     Args:
         path: as for `opened`.
         step: likewise.
-        whole: whether all files are checked at once.
+        check_all: whether all files are checked now.
 
     Returns:
-        The checkpoint, and `check(rank, size)`, which checks this process's share of the files that
-        were not.
+        The checkpoint, and `check(rank, size)`, which checks this process's share of the remaining
+        files.
     """
     text = local(path)
-    here = Path(text)
-    if not here.exists():
+    full_path = Path(text)
+    if not full_path.exists():
         raise CheckpointError(f"there is no checkpoint at {text}: it does not exist")
     steps = Steps(LocalStore(text))
     if step is None:
-        if here.is_file() or (here / TREE).exists():
-            return _one(str(here.parent), here.name, whole)
-        found = None if (here / ".metadata").exists() else steps.latest()
-        if found is None:
-            return _one(str(here.parent), here.name, whole)
-        step = found
-    elif step not in steps.all() and (found_by_orbax := orbax_format.opened(here, step)):
-        return found_by_orbax, _nothing_left
-    return _one(text, steps.folder(step), whole)
+        if full_path.is_file() or (full_path / TREE).exists():
+            return _open_folder(str(full_path.parent), full_path.name, check_all)
+        latest_step = None if (full_path / ".metadata").exists() else steps.latest()
+        if latest_step is None:
+            return _open_folder(str(full_path.parent), full_path.name, check_all)
+        step = latest_step
+    elif step not in steps.all() and (orbax_folder := orbax_format.opened(full_path, step)):
+        return orbax_folder, _nothing_left
+    return _open_folder(text, steps.folder(step), check_all)
 
 
 def _nothing_left(rank: int, size: int) -> None:
     """No files are left to check."""
 
 
-def _one(parent: str, name: str, whole: bool) -> tuple[Source, Callable[[int, int], None]]:
-    """The checkpoint in one folder, or file."""
+def _open_folder(
+    parent: str, name: str, check_all: bool
+) -> tuple[Source, Callable[[int, int], None]]:
+    """The checkpoint in one folder or file, as from `open_and_check`."""
     store = LocalStore(parent)
     steps = Steps(store)
     manifest = steps.manifest(name)
     files = manifest.files if manifest else {}
-    now = files if whole else {file: files[file] for file in _NAMES if file in files}
+    now = files if check_all else {file: files[file] for file in _NAMES if file in files}
     later = [pair for pair in files.items() if pair[0] not in now]
 
     def check(files: dict[str, Sum]) -> None:
-        if faults := steps.check(name, files):
+        if errors := steps.check(name, files):
             raise CheckpointError(
                 f"the checkpoint in {store.full_path(name)} is damaged, and nothing was restored: "
-                f"{'; '.join(faults)}. {_others(steps, name)}"
+                f"{'; '.join(errors)}. {_others(steps, name)}"
             )
 
     check(now)
@@ -126,16 +128,16 @@ def _one(parent: str, name: str, whole: bool) -> tuple[Source, Callable[[int, in
 
 
 def _read(store: LocalStore, steps: Steps, name: str, manifest: Manifest | None) -> Source:
-    """The checkpoint in a folder whose names are as they were written."""
+    """The reader of a checkpoint in the format of its files."""
     if store.exists(f"{name}/{TREE}"):
         if manifest is None:
             raise CheckpointError(
-                f"{store.full_path(name)} is what is left of a checkpoint: it has no "
+                f"{store.full_path(name)} is an incomplete checkpoint: it has no "
                 f"{MANIFEST}, which is written last. {_others(steps, name)}"
             )
         return ZarrFolder(store, name)
-    here = Path(store.full_path(name))
-    files = safetensors_format.opened(here) or orbax_format.opened(here)
+    path = Path(store.full_path(name))
+    files = safetensors_format.opened(path) or orbax_format.opened(path)
     if files is not None:
         return files
     missing = []
@@ -157,5 +159,5 @@ def _read(store: LocalStore, steps: Steps, name: str, manifest: Manifest | None)
 def _others(steps: Steps, name: str) -> str:
     others = [str(step) for step in steps.all() if str(step) != name.partition(".")[0]]
     if not others:
-        return "There is no other checkpoint beside it."
-    return f"Beside it are the checkpoints of other steps: {', '.join(others)}."
+        return "There is no other checkpoint in the folder."
+    return f"The folder also has checkpoints of other steps: {', '.join(others)}."

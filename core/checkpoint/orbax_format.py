@@ -1,14 +1,14 @@
-"""Orbax's checkpoints as ours: read by TensorStore alone, written by Orbax itself.
+"""Orbax's checkpoints: read by TensorStore alone, written by Orbax itself.
 
 A path may be what `Checkpointer.save` was given, a step of a `CheckpointManager`, or the manager's
-folder. Names are paths joined by dots; the box around an array of Flax (`.value`) goes by its own.
+folder. Names are paths joined by dots, without the `.value` of a Flax variable.
 
 >>> import tempfile, numpy as np, isoshard as iso, orbax.checkpoint as ocp
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     with ocp.PyTreeCheckpointer() as checkpointer:
 ...         checkpointer.save(f"{folder}/run", {"w": np.ones((4, 2), np.float32), "epoch": 3})
-...     found = iso.restore(f"{folder}/run", {"w": np.zeros((4, 2), np.float32), "epoch": 0})
->>> found["w"].sum(), found["epoch"]
+...     tree = iso.restore(f"{folder}/run", {"w": np.zeros((4, 2), np.float32), "epoch": 0})
+>>> tree["w"].sum(), tree["epoch"]
 (np.float32(8.0), 3)
 
 Source: orbax-checkpoint 0.11, `_METADATA` and `array_metadatas` of a PyTree checkpoint.
@@ -35,7 +35,7 @@ _STEP = "_CHECKPOINT_METADATA"
 ITEM = "default"
 """The item of a step that Orbax writes where none is named."""
 _PYTHON = ("bool", "int64", "float64")
-"""What Orbax stores numbers of Python as."""
+"""Dtypes as which Orbax stores numbers of Python."""
 
 
 def opened(path: Path, step: int | None = None) -> OrbaxFolder | None:
@@ -43,7 +43,7 @@ def opened(path: Path, step: int | None = None) -> OrbaxFolder | None:
 
     Args:
         path: see the module.
-        step: of a manager's folder: which one; the newest unless given.
+        step: in a manager's folder; the newest unless given.
 
     Returns:
         The checkpoint; None if Orbax wrote none there.
@@ -55,15 +55,17 @@ def opened(path: Path, step: int | None = None) -> OrbaxFolder | None:
         return OrbaxFolder(path)
     if step is None and ((path / _STEP).exists() or (path / ITEM / _METADATA).exists()):
         return OrbaxFolder(_item(path))
-    folders = [one.parent for one in path.glob(f"[0-9]*/{_STEP}")]
-    steps = {int(one.name): one for one in folders if one.name.isdecimal()}  # others are unfinished
+    folders = [file.parent for file in path.glob(f"[0-9]*/{_STEP}")]
+    steps = {
+        int(folder.name): folder for folder in folders if folder.name.isdecimal()
+    }  # others are unfinished
     if not steps or (step is not None and step not in steps):
         return None
     return OrbaxFolder(_item(steps[max(steps) if step is None else step]))
 
 
 def _item(step: Path) -> Path:
-    items = sorted(one.parent.name for one in step.glob(f"*/{_METADATA}"))
+    items = sorted(file.parent.name for file in step.glob(f"*/{_METADATA}"))
     if len(items) != 1:
         raise CheckpointError(
             f"{step} is a step of Orbax with {len(items)} trees of arrays"
@@ -90,8 +92,8 @@ class OrbaxFolder:
         """See the class."""
         self.where = str(path)
         try:
-            self._told = json.loads((path / _METADATA).read_text())
-            leaves = self._told["tree_metadata"].values()
+            self._metadata = json.loads((path / _METADATA).read_text())
+            leaves = self._metadata["tree_metadata"].values()
         except (ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(
                 f"{path / _METADATA} was truncated or altered: {error!r}"
@@ -101,9 +103,9 @@ class OrbaxFolder:
             for leaf in leaves
             if not leaf["value_metadata"]["skip_deserialize"]  # None, and what is empty
         ]
-        siblings = Counter(words[:-1] for words, _ in keys)
-        kinds = {_name(words, siblings): value["value_type"] for words, value in keys}
-        self._stored = {_name(words, siblings): ".".join(words) for words, _ in keys}
+        siblings = Counter(path_keys[:-1] for path_keys, _ in keys)
+        kinds = {_name(path_keys, siblings): value["value_type"] for path_keys, value in keys}
+        self._stored = {_name(path_keys, siblings): ".".join(path_keys) for path_keys, _ in keys}
         self.entries: Mapping[str, Entry] = self._entries(path, kinds)
 
     def read(self, blocks: Sequence[Block]) -> None:
@@ -111,25 +113,25 @@ class OrbaxFolder:
         zarr_format.fill(self._open, self.where, blocks)
 
     def _open(self, name: str) -> Any:
-        """An array's store, to come."""
+        """A future of an array's store."""
         inner = f"{self._stored[name]}/"
         base = {"driver": "file", "path": f"{Path(self.where).absolute()}/"}
         store: dict[str, Any] = {"driver": "ocdbt", "base": base, "path": inner}
-        if not self._told.get("use_ocdbt", True):
+        if not self._metadata.get("use_ocdbt", True):
             store = {"driver": "file", "path": f"{base['path']}{inner}"}
-        driver = "zarr3" if self._told.get("use_zarr3", False) else "zarr"
+        driver = "zarr3" if self._metadata.get("use_zarr3", False) else "zarr"
         return zarr_format.tensorstore().open(
             {"driver": driver, "kvstore": store}, open=True, read=True
         )
 
     def _entries(self, path: Path, kinds: Mapping[str, str]) -> dict[str, Entry]:
-        words, impls, specs = _json(path / "_strings.json"), _impls(path), _specs(path)
+        strings, impls, specs = _json(path / "_strings.json"), _impls(path), _specs(path)
         opening = {name: self._open(name) for name, kind in kinds.items() if kind != "string"}
-        found = {}
+        entries = {}
         for name, kind in kinds.items():
             stored = self._stored[name]
             if kind == "string":
-                found[name] = Entry.of_value(words[stored])
+                entries[name] = Entry.of_value(strings[stored])
                 continue
             try:
                 store = opening[name].result()
@@ -137,11 +139,11 @@ class OrbaxFolder:
                 raise CheckpointError(f"{path}: {name} is missing or altered: {error}") from None
             dtype, shape, impl = store.dtype.name, tuple(store.shape), impls.get(stored, "")
             if kind == "scalar" and dtype in _PYTHON:
-                found[name] = Entry.of_value(store.read().result().item())
+                entries[name] = Entry.of_value(store.read().result().item())
             else:
                 logical = str(jax.random.key(0, impl=impl).dtype) if impl else dtype
-                found[name] = Entry(shape, logical, dtype, specs.get(stored), impl=impl)
-        return found
+                entries[name] = Entry(shape, logical, dtype, specs.get(stored), impl=impl)
+        return entries
 
 
 def write(folder: Path, tree: Any) -> None:
@@ -158,7 +160,7 @@ def write(folder: Path, tree: Any) -> None:
         import orbax.checkpoint as orbax
     except ModuleNotFoundError:
         raise ImportError(
-            "format='orbax' is written by Orbax, which is not installed here; get it with "
+            "format='orbax' is written by Orbax, which is not installed; get it with "
             "pip install orbax-checkpoint, or save in our own format"
         ) from None
     with orbax.PyTreeCheckpointer() as checkpointer:
@@ -166,34 +168,34 @@ def write(folder: Path, tree: Any) -> None:
 
 
 def _name(keys: tuple[str, ...], siblings: Counter[tuple[str, ...]]) -> str:
-    """Keys joined by dots; a box around one array goes by the name of the box."""
+    """Keys joined by dots; the `value` of a Flax variable has the variable's name."""
     boxed = len(keys) > 1 and keys[-1] == "value" and siblings[keys[:-1]] == 1
     return ".".join(keys[:-1] if boxed else keys)
 
 
 def _impls(path: Path) -> dict[str, str]:
-    """How random keys are made, by the names that arrays are stored under."""
-    found = {}
+    """The implementations of random keys, by the names of stored arrays."""
+    impls = {}
     for file in path.glob("array_metadatas/process_*"):
-        for one in _json(file).get("array_metadatas", ()):
-            told = one["array_metadata"]
-            if impl := (told.get("ext_metadata") or {}).get("random_key_impl"):
-                found[told["param_name"]] = impl
-    return found
+        for entry in _json(file).get("array_metadatas", ()):
+            metadata = entry["array_metadata"]
+            if impl := (metadata.get("ext_metadata") or {}).get("random_key_impl"):
+                impls[metadata["param_name"]] = impl
+    return impls
 
 
 def _specs(path: Path) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """How arrays lay on a mesh, by the names that they are stored under."""
-    found = {}
+    """The specs of arrays on a mesh, by the names of stored arrays."""
+    specs = {}
     for name, text in _json(path / "_sharding").items():
-        told = json.loads(text)
-        if told.get("sharding_type") == "NamedSharding":
-            spec = told["partition_spec"]
-            found[base64.b64decode(name).decode()] = tuple(
-                () if one is None else (one,) if isinstance(one, str) else tuple(one)
-                for one in spec
+        sharding = json.loads(text)
+        if sharding.get("sharding_type") == "NamedSharding":
+            spec = sharding["partition_spec"]
+            specs[base64.b64decode(name).decode()] = tuple(
+                () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+                for axes in spec
             )
-    return found
+    return specs
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Where restored arrays go: as `like` says, or onto another mesh by a plan.
+"""Destinations of restored arrays: as in `like`, or on another mesh by a plan.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> groups, _ = named_groups({"w": jax.ShapeDtypeStruct((8, 4), "float32")})
 >>> slots = slots_of(groups)
 >>> mesh = make_mesh((4, 2), ("x", "y"))
->>> placed(groups, slots, {}, mesh, Plan({"w": ("x", "y")}))[0].wanted.place.spec
+>>> placed(groups, slots, {}, mesh, Plan({"w": ("x", "y")}))[0].target.destination.spec
 P('x', 'y')
 >>> saved = {"w": Entry((8, 4), "float32", spec=((), ("x",)))}
->>> placed(groups, slots, saved, mesh, None)[0].wanted.place.spec
+>>> placed(groups, slots, saved, mesh, None)[0].target.destination.spec
 P(None, 'x')
 """
 
@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.checkpoint.source import Entry, Memory, Place, Wanted
+from isoshard.core.checkpoint.source import Destination, Entry, Memory, TargetArray
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.layout.axis_types import on_mesh, same_grid
 from isoshard.core.layout.mesh import describe_mesh
@@ -33,7 +33,7 @@ from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime._jax_internals import meshes
 
 from .leaf_groups import Group, named_groups
-from .slots import Slot, is_key, slots_of, wanted_of
+from .slots import Slot, is_key, slots_of, target_of
 
 __all__ = ["named_groups", "placed", "slots_of"]
 
@@ -47,21 +47,21 @@ def placed(
     mesh: Mesh | None,
     plan: Any,
 ) -> list[Slot]:
-    """Choose where each array goes.
+    """Choose the destination of each array.
 
     Args:
         groups: the leaves of the tree.
         slots: their parts.
-        saved: what the checkpoint has, with the specs it was saved by.
-        mesh: the new mesh; None leaves everything where `like` has it: a layout over an abstract
-            mesh, as shapes from `jax.eval_shape` have it, is one over that of `jax.set_mesh`.
-            Blocks of unequal sizes keep these where there are as many, and are otherwise as
-            `torch.chunk` makes them.
+        saved: the checkpoint's entries, with the specs they were saved by.
+        mesh: the new mesh; None shards everything as in `like`: a sharding over an abstract mesh,
+            as shapes from `jax.eval_shape` have it, becomes one over that of `jax.set_mesh`.
+            Blocks keep their unequal sizes if the new mesh has as many, and otherwise get those of
+            `torch.chunk`.
         plan: a `Plan`, or one spec for all. None keeps the specs that `like` has, and gives what
-            has none the spec it was saved by; host memory stays host memory.
+            has none the spec it was saved by; host memory remains host memory.
 
     Returns:
-        The slots with their places.
+        The slots with their destinations.
 
     Raises:
         ShardingError: naming every leaf whose spec does not fit the mesh, or that has no devices to
@@ -70,30 +70,32 @@ def placed(
     if mesh is None:
         return [_follow(slot, {}, False) for slot in _on_devices(slots)]
     if plan is None:
-        places = _by_specs(slots, saved, mesh)
+        shardings = _by_specs(slots, saved, mesh)
     else:
-        places = _by_plan(
+        shardings = _by_plan(
             groups, slots, mesh, plan if isinstance(plan, Plan) else Plan({"*": plan})
         )
-    moved = [slot.at(places[slot.name]) if slot.name in places else slot for slot in slots]
-    known = {id(slot.part.value): slot.wanted.place for slot in moved if slot.wanted is not None}
-    return [_follow(slot, known, slot.name not in places) for slot in moved]
+    moved = [slot.at(shardings[slot.name]) if slot.name in shardings else slot for slot in slots]
+    destinations = {
+        id(slot.part.value): slot.target.destination for slot in moved if slot.target is not None
+    }
+    return [_follow(slot, destinations, slot.name not in shardings) for slot in moved]
 
 
 def _on_devices(slots: Sequence[Slot]) -> list[Slot]:
-    """Layouts over an abstract mesh, over the devices that `jax.set_mesh` has set."""
+    """The slots; shardings over an abstract mesh become ones over that of `jax.set_mesh`."""
     moved, errors = [], []
     for slot in slots:
-        place = None if slot.wanted is None else slot.wanted.place
-        if isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh):
+        destination = None if slot.target is None else slot.target.destination
+        if isinstance(destination, NamedSharding) and isinstance(destination.mesh, AbstractMesh):
             mesh = meshes.get_mesh()
-            if same_grid(mesh, place.mesh):
-                slot = slot.at(on_mesh(place, mesh))
+            if same_grid(mesh, destination.mesh):
+                slot = slot.at(on_mesh(destination, mesh))
             else:
                 errors.append(
                     ShardingError(
-                        f"{slot.name}: its layout {place.spec} is over the abstract mesh "
-                        f"{describe_mesh(place.mesh)}, which has no devices; say which: "
+                        f"{slot.name}: its layout {destination.spec} is over the abstract mesh "
+                        f"{describe_mesh(destination.mesh)}, which has no devices; pass a mesh: "
                         "iso.restore(.., mesh=mesh), or under `with jax.set_mesh(mesh):`"
                     )
                 )
@@ -103,90 +105,97 @@ def _on_devices(slots: Sequence[Slot]) -> list[Slot]:
 
 
 def _by_specs(slots: Sequence[Slot], saved: Mapping[str, Entry], mesh: Mesh) -> dict[str, Named]:
-    places, errors = {}, []
+    shardings, errors = {}, []
     for slot in slots:
-        if slot.wanted is None or slot.wanted.place is Memory.HOST:
+        if slot.target is None or slot.target.destination is Memory.HOST:
             continue
-        place, entry = slot.wanted.place, saved.get(slot.name)
+        destination, entry = slot.target.destination, saved.get(slot.name)
         before = P(*entry.spec) if entry is not None and entry.spec else P()
-        if isinstance(place, BlockLayout):
-            place = place.sharding
-        spec = place.spec if isinstance(place, NamedSharding) else before
+        if isinstance(destination, BlockLayout):
+            destination = destination.sharding
+        spec = destination.spec if isinstance(destination, NamedSharding) else before
         try:
-            places[slot.name] = _laid(slot, mesh, spec)
+            shardings[slot.name] = _on_mesh(slot, mesh, spec)
         except ShardingError as error:
             errors.append(error)
     raise_collected(errors)
-    return places
+    return shardings
 
 
 def _by_plan(
     groups: Sequence[Group], slots: Sequence[Slot], mesh: Mesh, plan: Plan
 ) -> dict[str, Named]:
-    """What `shard` would do. Modules are asked by their own names; an optimizer's state follows."""
+    """Shardings as `shard` would choose them; an optimizer's state follows its parameters."""
     by_name = {slot.name: slot for slot in slots}
-    places: dict[str, NamedSharding] = {}
-    arrays, asked = {}, []
+    shardings: dict[str, NamedSharding] = {}
+    arrays, modules = {}, []
     for group in groups:
-        if not group.whole:
-            wanted = by_name[group.name].wanted
-            if wanted is not None:
-                arrays[group.name] = _asked(wanted, mesh)
+        if not group.stateful:
+            target = by_name[group.name].target
+            if target is not None:
+                arrays[group.name] = _plan_leaf(target, mesh)
             continue
         if any(part.follows is not None for part in group.parts.values()):
             continue
-        asked.append(group.value)
-        parts = {inner: by_name[group.called(inner)].wanted for inner in group.parts}
+        modules.append(group.value)
+        targets = {inner: by_name[group.full_name(inner)].target for inner in group.parts}
         blocks = {
-            inner: _asked(wanted, mesh)
-            for inner, wanted in parts.items()
-            if wanted is not None and isinstance(wanted.place, BlockLayout)
+            inner: _plan_leaf(target, mesh)
+            for inner, target in targets.items()
+            if target is not None and isinstance(target.destination, BlockLayout)
         }
-        found = {**plan.resolve(group.value, mesh).shardings}
-        found |= plan.resolve(blocks, mesh).shardings if blocks else {}
-        same = {id(group.parts[name].value): at for name, at in found.items() if name in parts}
-        for inner, part in group.parts.items():  # tied ones are called once, random keys not at all
-            if parts[inner] is not None:
-                place = same.get(id(part.value), NamedSharding(mesh, P()))
-                places[group.called(inner)] = found.get(inner, place)
+        resolved = {**plan.resolve(group.value, mesh).shardings}
+        resolved |= plan.resolve(blocks, mesh).shardings if blocks else {}
+        by_array = {
+            id(group.parts[name].value): at for name, at in resolved.items() if name in targets
+        }
+        for (
+            inner,
+            part,
+        ) in group.parts.items():  # a plan names tied arrays once, random keys not at all
+            if targets[inner] is not None:
+                tied = by_array.get(id(part.value), NamedSharding(mesh, P()))
+                shardings[group.full_name(inner)] = resolved.get(inner, tied)
     if arrays:
-        places.update(plan.resolve(arrays, mesh).shardings)
-    warn_unused(plan, *asked, {name: leaf for name, leaf in arrays.items() if name})
-    return {name: _laid(by_name[name], mesh, place.spec) for name, place in places.items()}
+        shardings.update(plan.resolve(arrays, mesh).shardings)
+    warn_unused(plan, *modules, {name: leaf for name, leaf in arrays.items() if name})
+    return {
+        name: _on_mesh(by_name[name], mesh, sharding.spec) for name, sharding in shardings.items()
+    }
 
 
-def _asked(wanted: Wanted, mesh: Mesh) -> Any:
-    """An array as a plan is asked about it; blocks of unequal sizes need not divide."""
-    shape = wanted.shape
-    if isinstance(wanted.place, BlockLayout):
+def _plan_leaf(target: TargetArray, mesh: Mesh) -> Any:
+    """An array as a plan resolves it; blocks of unequal sizes need not divide."""
+    shape = target.shape
+    if isinstance(target.destination, BlockLayout):
         shape = tuple(-(-extent // mesh.size) * mesh.size for extent in shape)
-    dtype = None if is_key(wanted.dtype) else jax.numpy.dtype(wanted.dtype)
+    dtype = None if is_key(target.dtype) else jax.numpy.dtype(target.dtype)
     return types.SimpleNamespace(shape=shape, dtype=dtype)
 
 
-def _follow(slot: Slot, known: Mapping[int, Place], free: bool) -> Slot:
-    """Lay an optimizer's state out as its parameter, if it is not made yet or nobody placed it."""
-    part, wanted = slot.part, slot.wanted
-    if part.follows is None or wanted is None or not (free or isinstance(part.value, Entry)):
+def _follow(slot: Slot, destinations: Mapping[int, Destination], free: bool) -> Slot:
+    """Shard an optimizer's state as its parameter, if it is not created or placed yet."""
+    part, target = slot.part, slot.target
+    if part.follows is None or target is None or not (free or isinstance(part.value, Entry)):
         return slot
-    leader = wanted_of(part.follows)
+    leader = target_of(part.follows)
     assert leader is not None
-    place = known.get(id(part.follows), leader.place)
-    if wanted.shape == leader.shape:
-        return slot.at(place)
-    scalar_on_host = wanted.place is Memory.HOST and not wanted.shape
-    if isinstance(place, BlockLayout):
-        place = place.sharding
-    if isinstance(place, NamedSharding) and not scalar_on_host:
-        return slot.at(NamedSharding(place.mesh, P()))
+    destination = destinations.get(id(part.follows), leader.destination)
+    if target.shape == leader.shape:
+        return slot.at(destination)
+    scalar_on_host = target.destination is Memory.HOST and not target.shape
+    if isinstance(destination, BlockLayout):
+        destination = destination.sharding
+    if isinstance(destination, NamedSharding) and not scalar_on_host:
+        return slot.at(NamedSharding(destination.mesh, P()))
     return slot
 
 
-def _laid(slot: Slot, mesh: Mesh, spec: Any) -> Named:
-    """A layout on another mesh; blocks of unequal sizes need not divide there."""
-    assert slot.wanted is not None
-    shape, place = slot.wanted.shape, slot.wanted.place
-    blocks = isinstance(place, BlockLayout)
+def _on_mesh(slot: Slot, mesh: Mesh, spec: Any) -> Named:
+    """A slot's sharding on another mesh; blocks of unequal sizes need not divide there."""
+    assert slot.target is not None
+    shape, destination = slot.target.shape, slot.target.destination
+    blocks = isinstance(destination, BlockLayout)
     divided = None if blocks else shape
     sharding = named_sharding(spec, mesh, len(shape), shape=divided, name=slot.name)
-    return place.resharded(sharding.spec, mesh) if blocks else sharding
+    return destination.resharded(sharding.spec, mesh) if blocks else sharding

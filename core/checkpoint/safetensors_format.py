@@ -1,4 +1,4 @@
-"""Files and folders of safetensors as a checkpoint: read by the byte ranges that are wanted.
+"""Files and folders of safetensors as a checkpoint: only the byte ranges of blocks are read.
 
 >>> import tempfile, isoshard as iso
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -18,7 +18,7 @@ from isoshard.core.checkpoint.source import Block, Entry
 from isoshard.core.errors import CheckpointError
 from isoshard.core.weights.file_format import Stored
 from isoshard.core.weights.folder import open_weights
-from isoshard.core.weights.reads import Wish, reads_of
+from isoshard.core.weights.reads import ReadRequest, reads_of
 from isoshard.core.weights.weight_errors import FileFormatError
 
 _CHUNK = 16 << 20
@@ -26,7 +26,7 @@ _ENDS = (".safetensors", ".safetensors.index.json")
 
 
 def opened(path: Path) -> SafetensorsFiles | None:
-    """Open a file, an index, or a folder with one of them; None if it is none of those."""
+    """Open a safetensors file, an index, or a folder with either; otherwise None."""
     is_safetensors = path.name.endswith(_ENDS) or (
         path.is_dir() and any(path.glob("*.safetensors"))
     )
@@ -41,7 +41,7 @@ class SafetensorsFiles:
 
     Attributes:
         where: the path.
-        entries: all tensors by name, tied ones under each name.
+        entries: all tensors by name, tied tensors under each name.
 
     Raises:
         CheckpointError: it is damaged.
@@ -63,21 +63,23 @@ class SafetensorsFiles:
 
     def read(self, blocks: Sequence[Block]) -> None:
         """Fill the memory of all blocks; see `Source`."""
-        wanted: dict[Stored, list[Wish]] = {}
+        requests_by_tensor: dict[Stored, list[ReadRequest]] = {}
         for block in blocks:
             if block.out.size:
                 start = tuple(axis.start for axis in block.index)
-                wanted.setdefault(self._stored[block.name], []).append((start, block.out))
-        for file in dict.fromkeys(stored.file for stored in wanted):
+                requests_by_tensor.setdefault(self._stored[block.name], []).append(
+                    (start, block.out)
+                )
+        for file in dict.fromkeys(stored.file for stored in requests_by_tensor):
             with file.open("rb") as opened:
-                for stored, wishes in wanted.items():
+                for stored, requests in requests_by_tensor.items():
                     if stored.file == file:
-                        _fill(opened.fileno(), stored, wishes)
+                        _fill(opened.fileno(), stored, requests)
 
 
-def _fill(descriptor: int, stored: Stored, wishes: Sequence[Wish]) -> None:
+def _fill(descriptor: int, stored: Stored, requests: Sequence[ReadRequest]) -> None:
     scratch = np.empty(0, np.uint8)
-    for read in reads_of(stored.offset, stored.shape, stored.dtype, wishes, _CHUNK):
+    for read in reads_of(stored.offset, stored.shape, stored.dtype, requests, _CHUNK):
         if read.buffer > scratch.nbytes:
             scratch = np.empty(max(_CHUNK, read.buffer), np.uint8)
         try:

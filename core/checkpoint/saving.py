@@ -39,7 +39,7 @@ _lock = threading.Lock()
 
 
 class Saving:
-    """A checkpoint that is being written, or is.
+    """A checkpoint that is being written, or is complete.
 
     Attributes:
         step: of the checkpoint.
@@ -55,7 +55,7 @@ class Saving:
         """Wait until the checkpoint is complete.
 
         Raises:
-            OSError: the storage refused something; the checkpoint was not written.
+            OSError: the storage failed; the checkpoint was not written.
             CheckpointError: another process failed.
         """
         self._reported = True
@@ -85,24 +85,24 @@ def save(
         ...     iso.restore(folder, {"w": np.zeros(4), "epoch": 0})
         {'epoch': 3, 'w': array([1., 1., 1., 1.])}
 
-    It is written aside and becomes the checkpoint in one step once all is on the disk: whoever is
-    killed at whatever moment leaves the older one whole. Each device's shard is read from its own
-    buffer, and nothing is gathered. Where there are several processes, all call this with the same
-    tree, and `path` is a folder that all of them see.
+    It is written under a temporary name and renamed once all is on the disk: a process killed at
+    any moment leaves the older checkpoint complete. Each device's shard is read from its own
+    buffer, and nothing is gathered. Several processes all call this with the same tree, and `path`
+    is a folder that all of them see.
 
     Args:
         path: a folder of checkpoints; it is made if need be.
         tree: dictionaries, lists and pytrees of any kind, of either framework or both: arrays,
             tensors, modules and optimizers (by their own names), numbers and strings.
-        step: at which it is taken; it names the checkpoint, and replaces the one of that name.
-        keep: how many checkpoints stay, those saved last; 0 keeps all.
+        step: at which it is taken; it names the checkpoint, and replaces that of the same name.
+        keep: how many checkpoints remain, those saved last; 0 keeps all.
         asynchronous: copy everything to the host, and return while it is being written. Arrays may
             then be overwritten and donated.
         format: "zarr"; "torch", a folder that `torch.distributed.checkpoint` reads; or "orbax", one
             that Orbax and its `CheckpointManager` read.
 
     Returns:
-        A handle with `wait()` and `done`. What goes wrong in the background is raised by `wait`, at
+        A handle with `wait()` and `done`. Errors of the background thread are raised by `wait`, at
         the latest by the next `save` to that path.
 
     Raises:
@@ -110,8 +110,8 @@ def save(
         ValueError: two leaves have one name, or an argument is none of those above.
         ShardingError: leaves have no elements to save; all are named.
         CheckpointError: an earlier asynchronous save to `path` failed.
-        DistributedError: processes were given different things: who was given what.
-        OSError: the storage refused something.
+        DistributedError: the processes' arguments differ; the message lists them.
+        OSError: the storage failed.
 
     Example of several steps, written in the background:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -139,11 +139,11 @@ def save(
 def _prepared(
     path: Any, tree: Any, step: int, keep: int, asynchronous: bool, format: str
 ) -> tuple[str, _Leaves]:
-    """The folder, and what is saved there; nothing is written yet."""
+    """The folder and the leaves of a save, checked; nothing is written yet."""
     _check(step, keep, asynchronous, format)
     root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
     if (Path(root) / MANIFEST).exists():
-        raise ValueError(f"{root} is a checkpoint itself; give the folder that it stands in")
+        raise ValueError(f"{root} is a checkpoint itself; give the folder that contains it")
     if format == "zarr":
         zarr_format.tensorstore()
     leaves = _leaves(*named_groups(tree))
@@ -153,7 +153,7 @@ def _prepared(
 
 
 def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -> Saving:
-    """Run a save after those to the same path, here or in the thread."""
+    """Run a save after earlier ones to the same path, now or in the thread."""
     with _lock:
         earlier = _pending.pop(root, [])
     if not asynchronous:
@@ -164,10 +164,12 @@ def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -
         if saving.done and saving._future.exception() and not saving._reported
     ]
     if failed:
-        told = "; ".join(f"step {saving.step}: {saving._future.exception()!r}" for saving in failed)
+        failures = "; ".join(
+            f"step {saving.step}: {saving._future.exception()!r}" for saving in failed
+        )
         raise CheckpointError(
-            f"earlier checkpoints in {root} were not written, and nobody had waited for them: "
-            f"{told}"
+            f"earlier checkpoints in {root} were not written, and no "
+            f"wait() has raised their errors: {failures}"
         )
     if not asynchronous:
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -181,7 +183,7 @@ def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -
 
 
 def _logged(work: Callable[[], None], root: str, step: int) -> None:
-    """Log a failure before it is raised where the save is waited for."""
+    """Run a save, and log its error before `wait` raises it."""
     try:
         work()
     except BaseException as error:
@@ -191,12 +193,12 @@ def _logged(work: Callable[[], None], root: str, step: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Leaves:
-    """What is saved.
+    """The leaves of a save.
 
     Attributes:
         contents: the arrays by name.
         values: numbers, strings and the like by name.
-        same: other names of arrays, each with the name that is in `contents`.
+        same: other names of tied arrays, each with the name that is in `contents`.
         groups: the leaves of the tree.
         structure: the tree.
     """
@@ -208,7 +210,7 @@ class _Leaves:
     structure: Any
 
     def copied(self) -> _Leaves:
-        """The same with memory of its own, without the tree."""
+        """The leaves copied to host memory, without the tree."""
         contents = {name: content.copied() for name, content in self.contents.items()}
         return dataclasses.replace(self, contents=contents, groups=[])
 
@@ -219,7 +221,7 @@ _Format = Callable[[LocalStore, str, _Leaves, ProcessGroup], dict[str, Sum]]
 def _write(
     root: str, step: int, keep: int, form: _Format, leaves: _Leaves, group: ProcessGroup
 ) -> None:
-    """Write and commit one checkpoint; all processes do this together."""
+    """Write and commit a checkpoint; all processes call this together."""
     store = LocalStore(root)
     steps = Steps(store)
     with contextlib.ExitStack() as stack:
@@ -265,16 +267,16 @@ def _leaves(groups: list[Group], structure: Any) -> _Leaves:
     contents: dict[str, Content] = {}
     values: dict[str, Entry] = {}
     same: dict[str, str] = {}
-    seen: dict[int, str] = {}
+    names_by_id: dict[int, str] = {}
     errors = []
     for name, state in (pair for group in groups for pair in group.named()):
         value = state.value
         if is_value(value):
             values[name] = Entry.of_value(value)
-        elif id(value) in seen:
-            same[name] = seen[id(value)]
+        elif id(value) in names_by_id:
+            same[name] = names_by_id[id(value)]
         else:
-            seen[id(value)] = name
+            names_by_id[id(value)] = name
             try:
                 contents[name] = _content(name, value)
             except ShardingError as error:
@@ -318,7 +320,7 @@ def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:
 
 
 def _check_orbax(leaves: _Leaves) -> None:
-    """Raise for what Orbax's format cannot have."""
+    """Raise for leaves that Orbax's format cannot store."""
     wrong = [
         f"{name}: {type(entry.value).__name__}"
         for name, entry in leaves.values.items()
@@ -337,6 +339,6 @@ def _check_orbax(leaves: _Leaves) -> None:
     if wrong:
         lines = "".join(f"\n  {line}" for line in wrong)
         raise TypeError(
-            f"Orbax's format holds arrays, numbers and strings, and not:{lines}\n"
+            f"Orbax's format has arrays, numbers and strings, and not:{lines}\n"
             "Save without format='orbax', or leave them out."
         )

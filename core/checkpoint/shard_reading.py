@@ -1,7 +1,7 @@
 """Reading arrays of a checkpoint: each process reads the shards of its own devices.
 
-A shard of several devices is read once. On CPU devices the memory that is read into becomes that of
-the devices. Padding, in blocks of unequal sizes, is zero.
+A shard of several devices is read once. On CPU devices the buffers that are read into become the
+arrays. Padding, in blocks of unequal sizes, is zero.
 
 >>> import tempfile, isoshard as iso
 >>> mesh = iso.make_mesh((2, 4), ("x", "y"))
@@ -50,7 +50,7 @@ def read_arrays(
         CopyError: a 64-bit integer does not fit the 32 bits that it is to be stored in.
     """
     arrays: dict[str, jax.Array | UnevenArray | np.ndarray] = {}
-    for batch in _batches([_Arrival(slot, saved[slot.name]) for slot in slots if slot.wanted]):
+    for batch in _batches([_Arrival(slot, saved[slot.name]) for slot in slots if slot.target]):
         source.read([block for arrival in batch for block in arrival.blocks])
         for arrival in batch:
             arrays[arrival.name] = arrival.array()
@@ -58,7 +58,7 @@ def read_arrays(
 
 
 class _Arrival:
-    """An array that is being read: memory for each distinct buffer, and its devices.
+    """An array that is being read: each distinct buffer with its devices.
 
     Attributes:
         name: of the array.
@@ -66,22 +66,26 @@ class _Arrival:
     """
 
     def __init__(self, slot: Slot, entry: Entry):
-        assert slot.wanted is not None
+        assert slot.target is not None
         self.name = slot.name
-        self._wanted, self._entry = slot.wanted, entry
+        self._target, self._entry = slot.target, entry
         self._buffers: list[np.ndarray] = []
         self._devices: dict[tuple[int, ...], list[Any]] = {}
         self.blocks: list[Block] = []
-        place = slot.wanted.place
+        destination = slot.target.destination
         self._shape: tuple[int, ...] = entry.shape
         sizes: Sizes = (None,) * len(entry.shape)
-        if isinstance(place, BlockLayout):
-            self._shape, sizes, place = place.padded, place.sizes, place.sharding
-        self._sharding = place
-        if isinstance(place, Memory):
+        if isinstance(destination, BlockLayout):
+            self._shape, sizes, destination = (
+                destination.padded,
+                destination.sizes,
+                destination.sharding,
+            )
+        self._sharding = destination
+        if isinstance(destination, Memory):
             self._buffer(tuple(slice(0, extent) for extent in entry.shape), sizes)
             return
-        for device, index in place.addressable_devices_indices_map(self._shape).items():
+        for device, index in destination.addressable_devices_indices_map(self._shape).items():
             index = bounded(index or (), self._shape)
             start = tuple(axis.start for axis in index)
             if start not in self._devices:
@@ -95,16 +99,16 @@ class _Arrival:
     def array(self) -> jax.Array | UnevenArray | np.ndarray:
         """The array, once its blocks are read."""
         if self._sharding is Memory.HOST:
-            return self._narrowed(jax.numpy.dtype(self._wanted.dtype), self._buffers[0])
-        if not self._wanted.wide:
+            return self._narrowed(jax.numpy.dtype(self._target.dtype), self._buffers[0])
+        if not self._target.wide:
             return self._on_devices(device_dtype(jax.numpy.dtype(self._entry.stored), self.name))
         with jax.enable_x64(True):
-            return self._on_devices(jax.numpy.dtype(self._wanted.dtype))
+            return self._on_devices(jax.numpy.dtype(self._target.dtype))
 
     def _on_devices(self, dtype: np.dtype) -> jax.Array | UnevenArray:
-        place = self._sharding
+        sharding = self._sharding
         array: Any
-        if isinstance(place, Memory):
+        if isinstance(sharding, Memory):
             array = jax.device_put(self._narrowed(dtype, self._buffers[0]), may_alias=True)
         else:
             shards: dict[Any, jax.Array] = {}
@@ -113,28 +117,28 @@ class _Arrival:
                 shards |= {
                     device: jax.device_put(host, device, may_alias=True) for device in devices
                 }
-            order = place.addressable_devices_indices_map(self._shape)
+            order = sharding.addressable_devices_indices_map(self._shape)
             array = jax.make_array_from_single_device_arrays(
-                self._shape, place, [shards[device] for device in order], dtype=dtype
+                self._shape, sharding, [shards[device] for device in order], dtype=dtype
             )
-        if is_key(self._wanted.dtype):
+        if is_key(self._target.dtype):
             return jax.random.wrap_key_data(array, impl=self._entry.impl)
-        layout = self._wanted.place
+        layout = self._target.destination
         return layout.wrap(array) if isinstance(layout, BlockLayout) else array
 
     def _buffer(self, index: tuple[slice, ...], sizes: Sizes) -> None:
-        """Memory for the elements at `index`, zero where no block is read into it."""
+        """Add a buffer for the elements at `index`, zero where no block is read into it."""
         shape = tuple(axis.stop - axis.start for axis in index)
         buffer = aligned_empty(shape, jax.numpy.dtype(self._entry.stored))
         self._buffers.append(buffer)
-        parts = valid_slices(index, self._shape, sizes)
-        blocks = [Block(self.name, part.index, buffer[(*part.inside, ...)]) for part in parts]
+        slices = valid_slices(index, self._shape, sizes)
+        blocks = [Block(self.name, valid.index, buffer[(*valid.inside, ...)]) for valid in slices]
         if sum(block.out.size for block in blocks) < buffer.size:
             buffer[...] = 0
         self.blocks += blocks
 
     def _narrowed(self, dtype: np.dtype, out: np.ndarray) -> np.ndarray:
-        """The same values in another integer type, if it has them all."""
+        """The values in another integer dtype, or CopyError if they do not fit."""
         if out.dtype == dtype:
             return out
         if dtype.itemsize < out.dtype.itemsize:

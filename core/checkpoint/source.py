@@ -33,13 +33,13 @@ class Memory(enum.Enum):
     DEFAULT_DEVICE = "default device"
 
 
-Place = jax.sharding.Sharding | BlockLayout | Memory
+Destination = jax.sharding.Sharding | BlockLayout | Memory
 """Sharding or memory of an array; in blocks of unequal sizes it is an `UnevenArray`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One leaf of a checkpoint.
+    """A leaf of a checkpoint.
 
     Attributes:
         shape: global; of random keys without the axis of their words.
@@ -47,8 +47,8 @@ class Entry:
         stored: name of the dtype of the elements.
         spec: per axis the names of the mesh axes that it was sharded over, if it was on a mesh.
         value: a number, string or the like, if it is no array.
-        is_value: whether it is one.
-        impl: how random keys are made, for `jax.random.wrap_key_data`; "" for other arrays.
+        is_value: whether it is a value, and no array.
+        impl: of random keys, for `jax.random.wrap_key_data`; "" for other arrays.
     """
 
     shape: tuple[int, ...]
@@ -94,9 +94,6 @@ class Source(Protocol):
     def read(self, blocks: Sequence[Block]) -> None:
         """Fill the memory of all blocks.
 
-        Args:
-            blocks: of entries that are arrays.
-
         Raises:
             CheckpointError: something was altered or is missing; it is named.
         """
@@ -119,17 +116,17 @@ class NamedState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """The array that a restore makes.
+class TargetArray:
+    """The array that a restore creates.
 
     Attributes:
         shape: global.
         dtype: name of the logical dtype.
-        place: its sharding or memory.
+        destination: its sharding or memory.
         wide: it has 64 bits, also where JAX's x64 is off.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    place: Place
+    destination: Destination
     wide: bool = False

@@ -1,4 +1,4 @@
-"""The checkpoints in a folder: one per step, each whole or not there.
+"""The checkpoints in a folder: one per step, each complete or absent.
 
 A checkpoint is the folder `<step>` with a manifest in it. On a disk it is written into a folder of
 another name, which is then renamed: that is the commit. Other storages cannot rename a folder;
@@ -6,7 +6,7 @@ there it is written in place, with the mark `.saving`, and the manifest, written
 
 A step that is saved again gets the folder `<step>.1` (`.2`, ..). The highest number counts, and
 the others are removed once it is committed; a disk then renames it to `<step>`. So at any moment
-every step has a whole checkpoint, however the process ends.
+every step has a complete checkpoint, however the process ends.
 
 >>> steps = Steps(LocalStore("run"))
 >>> with steps.saving(10) as new:
@@ -49,7 +49,7 @@ _TORCH_XLA = ".manager_metadata"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of: a line of JSON, and a line with its checksum.
+    """The files of a checkpoint: a line of JSON, and a line with its checksum.
 
     >>> manifest = Manifest(step=5, order=1, files={"a.distcp": Sum(3, 0x352441C2)})
     >>> print(manifest.to_bytes().decode(), end="")
@@ -91,7 +91,7 @@ class Manifest:
             where: its path, for messages.
 
         Raises:
-            CheckpointError: they are not what was written, or were written by a later version.
+            CheckpointError: they were altered, or written by a later version.
         """
         line, end, rest = data.partition(b"\n")
         if not end or rest != _signature(line + end):
@@ -116,7 +116,7 @@ class Steps:
     """The checkpoints in a folder.
 
     Args:
-        storage: the folder.
+        store: the folder.
     """
 
     def __init__(self, store: Store):
@@ -125,7 +125,7 @@ class Steps:
         self._tidied = False
 
     def all(self) -> list[int]:
-        """Every step that has a whole checkpoint, in order."""
+        """Every step that has a complete checkpoint, in order."""
         return sorted(self._folders())
 
     def latest(self) -> int | None:
@@ -165,7 +165,7 @@ class Steps:
             return Manifest.from_bytes(file.read(), self.store.full_path(path))
 
     def check(self, folder: str, files: dict[str, Sum]) -> list[str]:
-        """What is wrong with files of a checkpoint, one text for each that is not as written."""
+        """Errors of a checkpoint's files, one for each that is not as it was written."""
         errors = []
         for name, sum in files.items():
             path = f"{folder}/{name}"
@@ -194,9 +194,6 @@ class Steps:
         It is removed if the context ends without `commit`, and by the next manager if the process
         ends.
 
-        Args:
-            step: of the checkpoint.
-
         Yields:
             The folder's name.
         """
@@ -217,15 +214,12 @@ class Steps:
                 raise
 
     def commit(self, folder: str, step: int, files: dict[str, Sum]) -> str:
-        """Make what was written a checkpoint.
+        """Commit the files in a folder as a checkpoint.
 
         Args:
-            folder: what `saving` gave.
+            folder: from `saving`.
             step: of the checkpoint.
-            files: all that was written.
-
-        Returns:
-            The checkpoint's folder.
+            files: all files written.
         """
         manifest = Manifest(step, 1 + max([0, *map(self._order, self._newest())]), files)
         with self.store.writing(f"{folder}/{MANIFEST}") as file:
@@ -245,7 +239,7 @@ class Steps:
 
         Args:
             step: just committed.
-            keep: how many checkpoints stay, those committed last; 0 keeps all.
+            keep: how many checkpoints remain, those committed last; 0 keeps all.
         """
         self._tidy(step)
         oldest_first = sorted(self._newest(), key=self._age)
@@ -253,17 +247,17 @@ class Steps:
             self._remove(folder)
 
     def remove_leftovers(self, *, all_of_them: bool) -> None:
-        """Remove what dead saves and removals have left.
+        """Remove files of saves and removals that were killed.
 
         Args:
-            all_of_them: also what only the one process that saves may judge.
+            all_of_them: also those that only the single saving process can tell from live ones.
         """
         for name in self.store.names(""):
             try:
                 self._remove_leftover(name, all_of_them)
             except OSError as error:
                 warnings.warn(
-                    f"{self.store.full_path(name)} is left of a save that did not end, and cannot "
+                    f"{self.store.full_path(name)} is left over from a killed save, and cannot "
                     f"be removed: {error}",
                     stacklevel=3,
                 )
@@ -279,22 +273,22 @@ class Steps:
                 if dead:
                     self.store.remove_tree(name)
         elif all_of_them and _FOLDER.fullmatch(name) and self.store.exists(f"{name}/{_MARK}"):
-            if self._is_whole(name):
+            if self._is_committed(name):
                 self.store.remove(f"{name}/{_MARK}")
             else:
                 self.store.remove_tree(name, last=_MARK)
 
     def _folders(self) -> dict[int, list[str]]:
-        """The folders with a whole checkpoint, by step; the one that counts is last."""
+        """The folders with a complete checkpoint, by step; the current one is last."""
         folders: dict[int, list[tuple[int, str]]] = {}
         for name in self.store.names(""):
             match = _FOLDER.fullmatch(name)
-            if match and self._is_whole(name):
+            if match and self._is_committed(name):
                 folders.setdefault(int(match[1]), []).append((int(match[2] or 0), name))
         return {step: [name for _, name in sorted(names)] for step, names in folders.items()}
 
-    def _is_whole(self, folder: str) -> bool:
-        """Whether a checkpoint was committed (what was altered since is found when it is read)."""
+    def _is_committed(self, folder: str) -> bool:
+        """Whether a checkpoint was committed (later alterations are detected by `check`)."""
         if not self.store.exists(f"{folder}/{MANIFEST}"):
             return self.store.exists(f"{folder}/{_TORCH_XLA}")
         if self.store.atomic or not self.store.exists(f"{folder}/{_MARK}"):
@@ -320,7 +314,7 @@ class Steps:
         return self._order(folder), _step(folder)
 
     def _claim(self, step: int, store: LocalStore, stack: contextlib.ExitStack) -> str:
-        """A folder that is locked as long as this process saves."""
+        """A new folder, locked as long as this process saves."""
         while True:
             folder = f"{TEMPORARY}{step}-{uuid.uuid4().hex[:8]}"
             store.make_folder(folder)
@@ -348,7 +342,7 @@ class Steps:
             self.store.sync_folder("")
 
     def _remove(self, folder: str) -> None:
-        """Remove a checkpoint: atomically it stops being one, then its files are removed."""
+        """Remove a checkpoint: first atomically uncommit it, then remove its files."""
         if self.store.atomic:
             doomed = f"{_DOOMED}{folder}-{uuid.uuid4().hex[:8]}"
             self.store.rename(folder, doomed)

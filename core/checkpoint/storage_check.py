@@ -1,4 +1,4 @@
-"""Whether checkpoints will fit, before any time is spent on what they are to keep.
+"""A check that checkpoints will fit, before a run spends time on what they save.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -24,13 +24,13 @@ from .store import LocalStore, local
 
 _PROBE = 32 * 2**20
 _CHUNK = 2**20
-_SEEN = 5.0
-"""Seconds that a file system may take to show one process what another has written."""
+_VISIBLE_WITHIN = 5.0
+"""Seconds within which a process must see a file that another has written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageCheck:
-    """What was found of a folder for checkpoints.
+    """Free space and speed of a folder for checkpoints.
 
     Attributes:
         needed: bytes that will be written there before anything is removed.
@@ -46,10 +46,10 @@ class StorageCheck:
 def check_storage(
     path: str | os.PathLike[str], nbytes: int, *, keep: int = 2, seconds: float | None = None
 ) -> StorageCheck:
-    """Refuse to train towards a checkpoint that the storage will not take.
+    """Raise if checkpoints will not fit the storage, or would take too long.
 
     Where there are several processes, all call this; the first one writes a file of at most 32 MiB
-    and removes it, and the others look whether they see it.
+    and removes it, and the others check that they see it.
 
     Args:
         path: the folder that `iso.save` will be given; it is made if need be.
@@ -60,12 +60,12 @@ def check_storage(
         seconds: the most that writing one may take, by the rate that is measured here; None: any.
 
     Returns:
-        What was found; the same in every process.
+        The measurements; the same in every process.
 
     Raises:
         CheckpointError: it does not fit, it would take too long, or a process sees another folder
             under that path.
-        ValueError: `keep` is 0, which keeps all, so that nobody knows what is needed.
+        ValueError: `keep` is 0, which keeps all, so the bytes needed are unknown.
         OSError: the folder cannot be made or written to.
 
     Example:
@@ -78,15 +78,15 @@ def check_storage(
         True
     """
     if keep < 1:
-        raise ValueError(f"keep={keep} keeps every checkpoint; give how many are to stay")
+        raise ValueError(f"keep={keep} keeps every checkpoint; give how many are to remain")
     root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
     group = ProcessGroup.world()
     probe, written, rate = group.broadcast(lambda: _written(root, nbytes))
     try:
-        group.run(lambda: _seen(root, probe, written))
+        group.run(lambda: _wait_for_probe(root, probe, written))
     finally:
-        found = group.broadcast(lambda: _removed(root, probe, nbytes, keep))
-    check = StorageCheck(*found, rate)
+        needed_and_free = group.broadcast(lambda: _removed(root, probe, nbytes, keep))
+    check = StorageCheck(*needed_and_free, rate)
     group.broadcast(lambda: _judge(root, check, nbytes, keep, seconds))
     return check
 
@@ -105,13 +105,13 @@ def _written(root: str, nbytes: int) -> tuple[str, int, float]:
     return probe, size, size / max(time.perf_counter() - start, 1e-9)
 
 
-def _seen(root: str, probe: str, size: int) -> None:
-    path, end = Path(root, probe), time.monotonic() + _SEEN
+def _wait_for_probe(root: str, probe: str, size: int) -> None:
+    path, end = Path(root, probe), time.monotonic() + _VISIBLE_WITHIN
     while not path.exists() or path.stat().st_size != size:
         if time.monotonic() > end:
             raise CheckpointError(
                 f"{root} is not the folder that the first process writes to: its file {probe} is "
-                "not there. All processes save into one folder; give one on a file system that "
+                "missing. All processes save into one folder; give one on a file system that "
                 "all machines mount"
             )
         time.sleep(0.05)
@@ -121,28 +121,28 @@ def _removed(root: str, probe: str, nbytes: int, keep: int) -> tuple[int, int]:
     store = LocalStore(root)
     store.remove_tree(probe.partition("/")[0])
     steps = Steps(store)
-    there = 0
+    stored = 0
     for step in steps.all():
         manifest = steps.manifest(steps.folder(step))
-        there += sum(one.size for one in manifest.files.values()) if manifest else 0
-    needed = max(nbytes, (keep + 1) * nbytes - there)
+        stored += sum(file.size for file in manifest.files.values()) if manifest else 0
+    needed = max(nbytes, (keep + 1) * nbytes - stored)
     return needed, shutil.disk_usage(root).free
 
 
-def _judge(root: str, found: StorageCheck, nbytes: int, keep: int, seconds: float | None) -> None:
+def _judge(root: str, check: StorageCheck, nbytes: int, keep: int, seconds: float | None) -> None:
     wrong = []
-    one, needed, free = map(human_bytes, (nbytes, found.needed, found.free))
-    if found.needed > found.free:
+    size, needed, free = map(human_bytes, (nbytes, check.needed, check.free))
+    if check.needed > check.free:
         wrong.append(
-            f"{keep + 1} checkpoints of {one} (keep={keep}, and the one that is being written) "
+            f"{keep + 1} checkpoints of {size} (keep={keep}, and the one that is being written) "
             f"need {needed}, and {free} are free there. Free some, or give another folder or a "
             "smaller keep"
         )
-    if seconds is not None and nbytes / found.rate > seconds:
+    if seconds is not None and nbytes / check.rate > seconds:
         wrong.append(
-            f"a checkpoint of {one} would take {nbytes / found.rate:.0f} s from one process, at "
-            f"the {human_bytes(found.rate)} per second that were measured, and seconds="
+            f"a checkpoint of {size} would take {nbytes / check.rate:.0f} s from one process, at "
+            f"the {human_bytes(check.rate)} per second that were measured, and seconds="
             f"{seconds:g} are allowed. Give a faster storage, or more seconds"
         )
     if wrong:
-        raise CheckpointError(f"{root} will not do for this run: {'; '.join(wrong)}")
+        raise CheckpointError(f"{root} does not fit this run: {'; '.join(wrong)}")

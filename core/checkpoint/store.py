@@ -1,7 +1,7 @@
 """Stores of checkpoints: a folder of this machine, or one that fsspec reaches.
 
 Paths are relative to the store's root. A file is durable once it is closed: on a local disk it is
-synced. `atomic` says whether a folder can be renamed in one step that a crash cannot split.
+synced. `atomic` is whether a folder is renamed in one step, which a crash cannot interrupt.
 
 >>> store = LocalStore("checkpoints")
 >>> store.make_folder("a")
@@ -254,9 +254,13 @@ class FsspecStore(Store):
             paths = self._files.ls(self._at(path), detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        own = self._at(path).strip("/")  # some file systems list the folder itself
+        folder_name = self._at(path).strip("/")  # some file systems list the folder itself
         return sorted(
-            {name.rstrip("/").rsplit("/", 1)[-1] for name in paths if name.strip("/") != own}
+            {
+                name.rstrip("/").rsplit("/", 1)[-1]
+                for name in paths
+                if name.strip("/") != folder_name
+            }
         )
 
     def exists(self, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""The elements that this process writes: of each array its distinct shards, in host memory.
+"""The elements that this process writes: distinct shards of each array, in host memory.
 
 A sharded array is never gathered: a shard is read from the buffer of one device, on CPU devices
 without a copy. Of replicas the first is written, whichever process has it; of an `UnevenArray` the
@@ -31,7 +31,7 @@ from .chunk_grid import Grid, file_size, grid_of
 from .source import Entry
 
 SMALL = 256
-"""Bytes up to which an array that one process has in full is stored among the names."""
+"""Bytes up to which an array that one process has in full is stored in the tree's file."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class StoredShard:
     Attributes:
         index: per axis a slice with start and stop.
         host: the elements.
-        joined: whether they were joined in memory of their own.
+        joined: whether they were copied together from several shards.
     """
 
     index: tuple[slice, ...]
@@ -51,13 +51,13 @@ class StoredShard:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Content:
-    """An array on its way into a checkpoint.
+    """An array that is saved to a checkpoint.
 
     Attributes:
-        entry: what the checkpoint says of it.
-        array: the elements: an array, or what `copied` took of one.
+        entry: of the checkpoint.
+        array: the elements: an array, or the shards that `copied` took of one.
         shard: shape of the shard of a device; in blocks of unequal sizes, of a file.
-        is_small: whether it is stored among the names, and has no files.
+        is_small: whether it is stored in the tree's file, and has none of its own.
     """
 
     entry: Entry
@@ -113,34 +113,34 @@ class Content:
         return grid_of(self.entry.shape, self.shard, jax.numpy.dtype(self.entry.stored).itemsize)
 
     def shards(self) -> list[StoredShard]:
-        """What this process writes; the first one, of what each process has in full."""
+        """The shards that this process writes; only process 0 writes arrays that all have."""
         array, shape = self.array, self.entry.shape
         if isinstance(array, list):
             return array
         inner = array.array if isinstance(array, UnevenArray) else array
-        whole_here = isinstance(inner, np.ndarray) or inner.is_fully_addressable
-        if whole_here and jax.process_index() != 0:
+        is_complete = isinstance(inner, np.ndarray) or inner.is_fully_addressable
+        if is_complete and jax.process_index() != 0:
             return []
         if isinstance(array, np.ndarray):
             return [StoredShard(tuple(slice(0, extent) for extent in shape), array)]
-        if whole_here and isinstance(array, jax.Array):
+        if is_complete and isinstance(array, jax.Array):
             return [
                 StoredShard(bounded(shard.index, shape), _on_host(shard.data))
                 for shard in array.addressable_shards
                 if shard.replica_id == 0
             ]
         buffers = local_elements(array)
-        if self.is_small and not whole_here:  # each process has all of it
-            mine = [buffer for buffer in buffers if buffer.device == buffers[0].device]
+        if self.is_small and not is_complete:  # each process has all of it
+            written = [buffer for buffer in buffers if buffer.device == buffers[0].device]
         else:
-            mine = [buffer for buffer in buffers if buffer.replica_id == 0]
+            written = [buffer for buffer in buffers if buffer.replica_id == 0]
         return [
-            StoredShard(one.valid.index, _on_host(one.buffer)[(*one.valid.inside, ...)])
-            for one in mine
+            StoredShard(shard.valid.index, _on_host(shard.buffer)[(*shard.valid.inside, ...)])
+            for shard in written
         ]
 
     def copied(self) -> Content:
-        """The same with memory of its own: later writes and donations are not seen."""
+        """A copy in host memory, which later writes and donations do not change."""
         shards = [StoredShard(shard.index, _copy(shard.host)) for shard in self.shards()]
         return dataclasses.replace(self, array=shards)
 
@@ -153,7 +153,7 @@ class Content:
 
 
 def bounded(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """The same index with starts and stops.
+    """An index with starts and stops.
 
     Example:
         >>> bounded((slice(None),), (4,))
@@ -171,8 +171,8 @@ def _is_small(nbytes: int, first_has: bool) -> bool:
 def _axes(name: str, sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...], ...]:
     if getattr(sharding.spec, "unreduced", ()):
         raise ShardingError(
-            f"{name}: a checkpoint holds elements, and these are sums still to be taken over "
-            f"{sharding.spec}; lay it out first: iso.reshard(x, spec)"
+            f"{name}: its elements are sums that are still to be taken over {sharding.spec}, which "
+            "a checkpoint cannot store; reshard it first: iso.reshard(x, spec)"
         )
     entries = tuple(getattr(sharding.spec, "partitions", sharding.spec))
     entries += (None,) * (rank - len(entries))

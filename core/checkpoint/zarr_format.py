@@ -307,7 +307,7 @@ def fill(opened: Callable[[str], Any], where: str, blocks: Sequence[Block]) -> N
 
 
 def tensorstore() -> Any:
-    """The module TensorStore; an `ImportError` says how to install it."""
+    """The module TensorStore; an `ImportError` has the command that installs it."""
     try:
         import tensorstore
     except ModuleNotFoundError:

@@ -165,8 +165,8 @@ def uneven_error(
 
     Args:
         uneven: as `BatchRows.uneven` gives it.
-        reason: what else is to be said.
-        fix: what else than another size of batch helps.
+        reason: added to the message.
+        fix: an alternative to another batch size.
     """
     listed = "; ".join(
         f"{name} has {rows} rows for {shards} shards" for name, rows, shards in uneven

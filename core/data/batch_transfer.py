@@ -132,7 +132,7 @@ class Placer:
                 raise uneven_error(uneven)
             with jax.profiler.TraceAnnotation("isoshard.data.place"):
                 placed = self._placed(leaves, structure, rows, batch)
-            del batch, leaves  # else it would stay alive while this waits for the next one
+            del batch, leaves  # else it would remain alive during the wait for the next batch
             yield placed
             del placed
 

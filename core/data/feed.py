@@ -91,13 +91,13 @@ class Feed:
         """
         if self._finished:
             return END
-        got = self._ready.get()
-        if got is END:
+        entry = self._ready.get()
+        if entry is END:
             if self._why:
                 raise RuntimeError(self._why)
             self._finished = True
             return END
-        _, item = got
+        _, item = entry
         if isinstance(item, Failed):
             self._finished = True
             self.stop()
@@ -137,7 +137,7 @@ class Feed:
                     if item is END or not self._read.put(index, item):
                         return
                     index += 1
-                    del item  # else it would stay alive during the next read
+                    del item  # else it would remain alive during the next read
         except BaseException as error:
             if self._read.put(index, Failed(error)):
                 index += 1
@@ -146,8 +146,8 @@ class Feed:
 
     def _run_preparer(self, prepare: Callable[[Any], Any]) -> None:
         with self._settings():
-            while (got := self._read.get()) is not END:
-                index, item = got
+            while (entry := self._read.get()) is not END:
+                index, item = entry
                 if not isinstance(item, Failed):
                     try:
                         item = prepare(item)
@@ -155,7 +155,7 @@ class Feed:
                         item = Failed(error)
                 if not self._ready.put(index, item):
                     return
-                del got, item  # else a batch would stay alive while this waits for the next one
+                del entry, item  # else a batch would remain alive during the wait for the next
         if self._read.length is not None:
             self._ready.end(self._read.length)
 

@@ -184,7 +184,7 @@ class Batches(Iterator[Any]):
     Example:
         >>> import jax, numpy as np
         >>> batches = loader([np.ones(8)] * 3, jax.make_mesh((8,), ("data",)), ("data",))
-        >>> with iter(batches) as epoch:                 # closed at the end: no thread stays
+        >>> with iter(batches) as epoch:                 # closed at the end: no thread remains
         ...     print(next(epoch).sharding.spec)
         P('data',)
     """

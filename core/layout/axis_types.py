@@ -99,7 +99,7 @@ def under_auto(x: Any) -> Any:
         x = jax.sharding.reshard(x, stored(value_sharding)) if reduced(value_sharding) else x
         mesh = auto(value_sharding.mesh)
         # As `jax.sharding.auto_axes` does: inside `jax.vmap` JAX would otherwise add the axis that
-        # the mapped dimension is sharded along, which JAX 0.12 refuses on Auto axes.
+        # the mapped dimension is sharded along, for which JAX 0.12 raises on Auto axes.
         with jax.sharding.use_abstract_mesh(mesh):
             return jax.sharding.reshard(x, NamedSharding(mesh, P()))
     sharding = x.sharding

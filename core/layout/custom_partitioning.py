@@ -83,8 +83,8 @@ def partitioned(
 
     Returns:
         A function `(static, *operands)`. Its derivatives are those of `unsplit`, which the compiler
-        splits as it can, or what `linear` says. Under `jax.vmap` it is such an operator too, split
-        as it was and along the axis that is mapped.
+        splits as it can, or those given as `linear`. Under `jax.vmap` it is such an operator too,
+        split as it was and along the axis that is mapped.
     """
 
     def stamped(context: _Context, operands: tuple[Any, ...], _stamp: Any) -> Any:

@@ -43,8 +43,8 @@ def in_memory(sharding: NamedSharding, kind: str | None, *, name: str = "array")
         ShardingError: the devices have no such memory.
 
     Example:
-        >>> whole = jax.sharding.PartitionSpec()
-        >>> in_memory(NamedSharding(jax.make_mesh((8,), ("x",)), whole), "disk", name="mu")
+        >>> replicated = jax.sharding.PartitionSpec()
+        >>> in_memory(NamedSharding(jax.make_mesh((8,), ("x",)), replicated), "disk", name="mu")
         Traceback (most recent call last):
             ...
         isoshard.core.errors.ShardingError: mu: its devices (cpu) have no memory 'disk'; they have 'device', 'pinned_host', 'unpinned_host'. Name one of these.

@@ -164,12 +164,12 @@ def resharded(x: jax.Array, sharding: Any) -> jax.Array:
 _TAKE = "Reduce them first: iso.full(x), or iso.reshard(x, spec) with a spec without unreduced=."
 
 
-def check_no_sums(layout: Any, holder: str, fix: str = _TAKE, *, name: str = "") -> None:
+def check_no_sums(layout: Any, subject: str, fix: str = _TAKE, *, name: str = "") -> None:
     """Raise UnrepresentableError for a sharding or spec with unreduced axes.
 
     Args:
         layout: a sharding or a PartitionSpec.
-        holder: a clause on what has no terms, for the message.
+        subject: a clause on what has no terms, for the message.
         fix: how to fix it, for the message.
         name: of the tensor, for the message.
     """
@@ -177,7 +177,7 @@ def check_no_sums(layout: Any, holder: str, fix: str = _TAKE, *, name: str = "")
         spec = layout.spec if isinstance(layout, NamedSharding) else layout
         raise UnrepresentableError(
             f"{name and f'{name}: '}{spec} is unreduced over mesh axis "
-            f"{', '.join(map(repr, names))}, and {holder}. {fix}"
+            f"{', '.join(map(repr, names))}, and {subject}. {fix}"
         )
 
 

@@ -109,14 +109,14 @@ class UnevenArray:
         """The sharding of the padded array; of a traced one that it was created with, or None."""
         return self.layout if isinstance(self.array, Tracer) else self.array.sharding
 
-    def _refuse(self, *_: Any) -> Any:
+    def _raise(self, *_: Any) -> Any:
         """Raise for operators that would compute with the padding."""
         raise TypeError(f"an UnevenArray has padding in its blocks, so {_FIX}")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
-    __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __matmul__ = __rmatmul__ = _refuse
-    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _refuse
-    __array__ = __jax_array__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _raise
+    __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __matmul__ = __rmatmul__ = _raise
+    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _raise
+    __array__ = __jax_array__ = _raise
 
     def __getattr__(self, name: str) -> Any:
         """Raise, with how to do what an array does."""

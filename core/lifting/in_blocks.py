@@ -265,11 +265,13 @@ def _run(call: _Call, values: list[Value]) -> tuple[Any, list[Frame]]:
     return on_arrays(inside, [value.frame for value in values], results), results
 
 
-def _check(name: str, got: list[tuple[int, ...]], shapes: list[tuple[int, ...]]) -> None:
-    if got != shapes:
+def _check(
+    name: str, shapes_in_blocks: list[tuple[int, ...]], shapes: list[tuple[int, ...]]
+) -> None:
+    if shapes_in_blocks != shapes:
         raise ShardingError(
-            f"{name} returns, in blocks, results of shapes {got}, and the function gives {shapes}; "
-            "return the same true shapes from both"
+            f"{name} returns, in blocks, results of shapes {shapes_in_blocks}, "
+            f"and the function gives {shapes}; return the same true shapes from both"
         )
 
 

@@ -43,7 +43,7 @@ from isoshard.core.blocks.any_mesh import any_mesh
 from isoshard.core.blocks.block_values import Frame, Value, as_value
 from isoshard.core.blocks.hints import hints_of, sharding_from
 from isoshard.core.blocks.interpreting import interpret_program, trace
-from isoshard.core.blocks.known_shardings import WithLayout, inside, record_shardings, sharding_of
+from isoshard.core.blocks.traced_shardings import WithLayout, inside, record_shardings, sharding_of
 from isoshard.core.blocks.uneven_values import frame_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
@@ -67,12 +67,12 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lift a function of arrays to arrays in blocks.
 
     Args:
-        function: written for whole `jax.Array`s and traceable by `jax.jit`; of arrays, trees of
+        function: written for unsharded `jax.Array`s and traceable by `jax.jit`; of arrays, trees of
             them, numbers and other hashable objects. What is no array and no float is static.
 
     Returns:
-        A function of the same arguments, each array of which may be an `UnevenArray`, whole ones
-        among them. Compiled per shapes and sizes: keep it, rather than lift in a loop. It works
+        A function of the same arguments, each array of which may be an `UnevenArray` or not.
+        Compiled per shapes and sizes: keep it, rather than lift in a loop. It works
         inside `jax.jit`, `jax.grad` and `jax.vjp`.
 
     Raises:

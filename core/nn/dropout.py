@@ -1,4 +1,4 @@
-"""Which attention weights are dropped: by their place in the whole, so alike on every mesh.
+"""Attention dropout by the global position of each weight, so it is equal on every mesh.
 
 The bits of a weight are a hash of the key, the sample, the head and the two positions. So no device
 needs what another drew, and a ring, an all-to-all and one device drop the same weights.
@@ -39,13 +39,13 @@ def keep(
     Args:
         key: of `jax.random`, typed.
         rate: the share that is dropped, at least 0 and below 1.
-        samples: int32[b], numbers in the whole batch.
-        heads: int32[h], numbers among all heads of the queries.
+        samples: int32[b], indices in the global batch.
+        heads: int32[h], indices among all heads of the queries.
         queries: int32[q], positions.
         keys: int32[k], positions.
 
     Returns:
-        bool[b, h, q, k]; True stays.
+        bool[b, h, q, k]; True is kept.
     """
     folded = jax.vmap(jax.random.fold_in, (None, 0))
     rows = folded(key, samples)
@@ -75,15 +75,15 @@ def gains(
     words: jax.Array | None,
     rate: float,
     shape: Sequence[int],
-    numbers: tuple[jax.Array, jax.Array] | None = None,
+    indices: tuple[jax.Array, jax.Array] | None = None,
 ) -> Any:
-    """What the weights of whole sequences are multiplied by.
+    """The factors of the weights of complete sequences.
 
     Args:
         words: uint32[2], the key; None without dropout.
         rate: the share that is dropped.
         shape: (.., heads, queries, keys), of the weights; two axes are without heads.
-        numbers: of the samples and heads among all there are, int32[b] and int32[h]; by default
+        indices: of the samples and heads among all there are, int32[b] and int32[h]; by default
             these are all.
 
     Returns:
@@ -100,9 +100,9 @@ def gains(
     *lead, heads, queries, keys = (1, *shape) if len(shape) == 2 else shape
     counts = (math.prod(lead), heads, queries, keys)
     samples, each, *positions = (jnp.arange(count, dtype=jnp.int32) for count in counts)
-    samples, each = numbers or (samples, each)
-    kept = keep(key_of(words), rate, samples, each, *positions)
-    return dropped(jnp.ones(shape, jnp.float32), kept.reshape(shape), rate)
+    samples, each = indices or (samples, each)
+    kept_weights = keep(key_of(words), rate, samples, each, *positions)
+    return dropped(jnp.ones(shape, jnp.float32), kept_weights.reshape(shape), rate)
 
 
 def dropped(weights: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:

@@ -1,11 +1,11 @@
-"""Bytes of devices: how much of an array each device holds.
+"""Bytes of an array on each device.
 
 >>> from isoshard.core.layout.op_sharding import parse_op_sharding
 >>> tiles = parse_op_sharding("{devices=[2,1,2]<=[4] last_tile_dim_replicate}", 2)
->>> held = device_bytes(tiles, [[0, 4, 8], [0, 16]], 4)
->>> held.whole, held.by_device
+>>> stored = device_bytes(tiles, [[0, 4, 8], [0, 16]], 4)
+>>> stored.array_bytes, stored.by_device
 (512, {0: 256, 1: 256, 2: 256, 3: 256})
->>> print(*bars(held, width=40), sep="\\n")
+>>> print(*bars(stored, width=40), sep="\\n")
 0-3  ████████████████████████████  256 B
 """
 
@@ -19,48 +19,48 @@ from collections.abc import Mapping, Sequence
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.runtime.formatting import human_bytes
 
-from .device_numbers import device_ranges
+from .device_labels import device_ranges
 
 _AMOUNTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-    """What devices hold of an array.
+    """Bytes of an array on devices.
 
     Attributes:
-        whole: bytes of the array.
+        array_bytes: bytes of the array.
         by_device: bytes of each device's block with its padding, by number of the device.
     """
 
-    whole: int
+    array_bytes: int
     by_device: Mapping[int, int]
 
     @property
     def most(self) -> int:
-        """Bytes of the device that holds most."""
+        """Bytes of the device with most."""
         return max(self.by_device.values(), default=0)
 
 
 def device_bytes(tiles: Tiles, bounds: Sequence[Sequence[int]], itemsize: float) -> DeviceBytes:
-    """Count what each device holds.
+    """Count the bytes on each device.
 
     Args:
-        tiles: which devices hold which block.
+        tiles: the devices of each block.
         bounds: per axis, where its blocks begin, and where the last one ends.
         itemsize: bytes of an element; a half for types of four bits.
     """
     extents = [max(b - a for a, b in itertools.pairwise(axis)) for axis in bounds]
     block = math.ceil(math.prod(extents) * itemsize)
-    holders = set(tiles.grid.ravel().tolist())
+    devices = set(tiles.grid.ravel().tolist())
     return DeviceBytes(
         math.ceil(math.prod(axis[-1] for axis in bounds) * itemsize),
-        {device: block if device in holders else 0 for device in range(tiles.num_devices)},
+        {device: block if device in devices else 0 for device in range(tiles.num_devices)},
     )
 
 
 def amounts(stored: DeviceBytes) -> tuple[list[tuple[str, int]], int]:
-    """The devices that hold equally much.
+    """The devices with equally many bytes.
 
     Returns:
         Their numbers and the bytes, of the first few amounts; and how many more amounts there are.
@@ -73,7 +73,7 @@ def amounts(stored: DeviceBytes) -> tuple[list[tuple[str, int]], int]:
 
 
 def bars(stored: DeviceBytes, width: int) -> list[str]:
-    """A line for the devices that hold equally much, with a bar."""
+    """A line for the devices with equally many bytes, with a bar."""
     shown, left_out = amounts(stored)
     sizes = [human_bytes(size) for _, size in shown]
     gutter = max([len(name) for name, _ in shown], default=0)

@@ -60,20 +60,22 @@ def _drawing(drawing: LayoutDrawing) -> str:
 
 
 def _stored(drawing: LayoutDrawing) -> str:
-    if drawing.held is None:
+    if drawing.device_bytes is None:
         return ""
     panels = "".join(
         f'<p class="dim">gathered over {escape(axis)}: each device receives {human_bytes(size)}</p>'
         for axis, size in drawing.received
     )
-    return f"<div><p>{escape(bytes_text(drawing.held))}</p>{_bars(drawing.held)}{panels}</div>"
+    text = escape(bytes_text(drawing.device_bytes))
+    return f"<div><p>{text}</p>{_bars(drawing.device_bytes)}{panels}</div>"
 
 
 def _bars(stored: DeviceBytes) -> str:
     shown, left_out = amounts(stored)
+    scale = 100 / stored.array_bytes if stored.array_bytes else 0
     rows = "".join(
         f"<span>{escape(devices)}</span>"
-        f'<b><i style="width:{100 * size / stored.whole if stored.whole else 0:.0f}%"></i></b>'
+        f'<b><i style="width:{size * scale:.0f}%"></i></b>'
         f"<span>{human_bytes(size)}</span>"
         for devices, size in shown
     )

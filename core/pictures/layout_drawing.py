@@ -1,4 +1,4 @@
-"""Layout drawings: what a picture of one array says, before it is text or HTML.
+"""Layout drawings: the content of a picture of an array, before it is text or HTML.
 
 >>> from isoshard.core.pictures.box_drawing import plain
 >>> panel = Boxes("", [[("0", 0), ("1", 1)]], ["0:2"], ["0:2", "2:4"])
@@ -43,7 +43,7 @@ class Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutDrawing:
-    """How one array lies.
+    """The sharding of an array, as text and boxes.
 
     Attributes:
         title: what is drawn: type and shape, spec, devices.
@@ -51,7 +51,7 @@ class LayoutDrawing:
         notes: lines above the boxes.
         panels: the boxes.
         left_out: how many slices have no boxes.
-        held: what each device holds of it; None where shape or dtype are not known.
+        device_bytes: what each device holds of it; None where shape or dtype are not known.
         received: bytes that each device receives where the array is gathered over a mesh axis.
         devices: `Device.id` of each device number; None where devices are not known.
         name: of a leaf of a tree.
@@ -62,7 +62,7 @@ class LayoutDrawing:
     notes: tuple[str, ...]
     panels: tuple[Boxes, ...]
     left_out: int
-    held: DeviceBytes | None
+    device_bytes: DeviceBytes | None
     received: tuple[tuple[str, int], ...]
     devices: tuple[int, ...] | None
     name: str | None = None
@@ -85,13 +85,13 @@ class LayoutDrawing:
 
 
 def total(drawings: Sequence[LayoutDrawing]) -> DeviceBytes | None:
-    """What devices hold of several arrays together.
+    """The bytes of several arrays on each device.
 
     Returns:
         The sum, by device numbers where all are on the same devices, else by `Device.id`; None
         where something is not known of one.
     """
-    stored = [drawing.held for drawing in drawings if drawing.held is not None]
+    stored = [drawing.device_bytes for drawing in drawings if drawing.device_bytes is not None]
     if not stored or len(stored) < len(drawings):
         return None
     by_device = collections.Counter[int]()
@@ -103,17 +103,16 @@ def total(drawings: Sequence[LayoutDrawing]) -> DeviceBytes | None:
             by_device[
                 device if same_devices or drawing.devices is None else drawing.devices[device]
             ] += size
-    return DeviceBytes(sum(each.whole for each in stored), dict(sorted(by_device.items())))
+    return DeviceBytes(sum(each.array_bytes for each in stored), dict(sorted(by_device.items())))
 
 
 def bytes_text(stored: DeviceBytes) -> str:
-    """What devices hold, in words.
+    """The bytes on each device, as a sentence.
 
     Args:
         stored: of an array, or of several.
     """
-    each = "at most " if stored.most > min(stored.by_device.values()) else ""
-    share = f" ({stored.most / stored.whole:.0%})" if stored.whole else ""
-    return (
-        f"each device holds {each}{human_bytes(stored.most)} of {human_bytes(stored.whole)}{share}"
-    )
+    most = "at most " if stored.most > min(stored.by_device.values()) else ""
+    most += human_bytes(stored.most)
+    share = f" ({stored.most / stored.array_bytes:.0%})" if stored.array_bytes else ""
+    return f"each device stores {most} of {human_bytes(stored.array_bytes)}{share}"

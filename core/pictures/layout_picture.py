@@ -12,7 +12,7 @@
 >>> isinstance(picture, str), [one.name for one in picture.drawings]
 (True, ['b', 'w'])
 >>> print(*picture.splitlines()[-2:], sep="\\n")
-each device holds 40 B of 64 B (62%)
+each device stores 40 B of 64 B (62%)
 0-3  █████████████████████████████  40 B
 """
 

@@ -44,8 +44,8 @@ to be taken, the devices that hold its terms stand behind a `Σ`:
 
 Large pictures are abbreviated with `…`: to the width, 16 rows and 8 slices.
 
-Any process of many can draw the whole picture, without asking the others; a line above the boxes
-says which devices are its own.
+Any process of many can draw the complete picture, without communication; a line above the boxes
+lists its own devices.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from isoshard.core.transfer.device_put import sharding_of
 
 from .box_drawing import Cell
 from .device_bytes import device_bytes
-from .device_numbers import Terms, device_ranges, terms_of, terms_text
+from .device_labels import Terms, device_ranges, terms_of, terms_text
 from .layout_drawing import Boxes, LayoutDrawing
 from .layout_picture import LayoutPicture
 
@@ -180,7 +180,7 @@ def _leaves(x: Any) -> list[tuple[str, Any]]:
     leaves = [(path_name(path), leaf) for path, leaf in with_paths]
     if any(leaf is x for _, leaf in leaves):
         raise TypeError(
-            f"cannot draw a {type(x).__name__}; give an array, a tensor or a tree of them laid out "
+            f"cannot draw a {type(x).__name__}; give an array, a tensor or a tree of them, sharded "
             "by isoshard.shard, a NamedSharding, an OpSharding string, or a spec and mesh=.."
         )
     return leaves
@@ -209,17 +209,17 @@ def _of_sharding(
     where = f"mesh ({_axes(mesh)})"
     title = repr(spec).replace(", unreduced_kind=sum", "")  # JAX 0.12 writes the usual kind, too
     drawing = _drawing(title, tiles, where, shape, dtype, notes, sizes, terms, devices=ids)
-    if drawing.held is None:
+    if drawing.device_bytes is None:
         return drawing
     split = [name for entry in entries_of(spec) for name in axis_names(entry)]
-    received = [(name, drawing.held.most * (mesh.shape[name] - 1)) for name in split]
+    received = [(name, drawing.device_bytes.most * (mesh.shape[name] - 1)) for name in split]
     return dataclasses.replace(drawing, received=tuple(received))
 
 
 def _promised(x: jax.ShapeDtypeStruct) -> Sharding:
     if x.sharding is None:
         raise SpecError(
-            f"{x} says no layout; give it one: jax.ShapeDtypeStruct(shape, dtype, sharding=..)"
+            f"{x} has no sharding; give it one: jax.ShapeDtypeStruct(shape, dtype, sharding=..)"
         )
     return x.sharding
 

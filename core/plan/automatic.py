@@ -1,27 +1,14 @@
-"""`Plan.auto`: a plan that the planner searches for.
-
-The planner imports this package, so it cannot be imported here: the top-level package registers a
-loader for it.
-"""
+"""`Plan.auto`: a plan that the planner searches for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ShardingError
+from isoshard.core import extensions
 
 if TYPE_CHECKING:
     from typing import Self
-
-Search = Callable[..., Any]
-
-_loaders: list[Callable[[], Search]] = []
-
-
-def register_search(loader: Callable[[], Search]) -> None:
-    """Register a loader of the function `(step, args, mesh, **options) -> Plan` that searches."""
-    _loaders[:] = [loader]
 
 
 class Automatic:
@@ -70,6 +57,4 @@ class Automatic:
             >>> iso.Plan.auto(step, (params, x), mesh).spec_for("up", (4096, 16384), mesh) == iso.P()
             False
         """  # noqa: E501
-        if not _loaders:
-            raise ShardingError("no planner is registered to search for a plan: import isoshard")
-        return _loaders[0]()(step, args, mesh, memory=memory, fixed=fixed)
+        return extensions.search_plan(step, args, mesh, memory=memory, fixed=fixed)

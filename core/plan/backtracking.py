@@ -37,7 +37,7 @@ MOST_WAYS = 10**9
 """The most ways tried for one name: some seconds."""
 
 # Beyond these an expression exceeds `MOST_WAYS` on any name of 200 characters (2**40 > 10**12;
-# 208 over 8 > 10**13), so larger counts need not be told apart and terms stay few.
+# 208 over 8 > 10**13), so larger counts need not be distinguished and terms remain few.
 _MAX_REPEATS = 40  # of two ways, one after the other
 _MAX_UNBOUNDED = 8  # unbounded repetitions
 _MAX_WAYS = 10**12

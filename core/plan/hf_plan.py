@@ -1,7 +1,7 @@
 """Hugging Face tensor-parallel plans as rules of a `Plan`.
 
 A model of `transformers` carries a plan: names of modules or parameters, in which `*` stands for
-the number of a layer, each with a *style*. A style says which axis of the weights is split, and
+the number of a layer, each with a *style*. A style is the axis of the weights that is split, and
 which collectives the module's forward then needs. Here only the first half matters: XLA's
 partitioner derives the collectives from the layouts.
 

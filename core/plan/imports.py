@@ -70,7 +70,7 @@ class Imports:
                 repeated names mean what they mean to Flax's `logical_to_mesh_axes`. Differences:
                 axes that are not on the mesh are skipped; where a choice does not divide the axis
                 the next is tried, and it is an error if there is none; a name without a rule is an
-                error, where Flax replicates; and so is a large leaf that stays replicated because
+                error, where Flax replicates; and so is a large leaf that remains replicated because
                 its axes are not on the mesh.
             default: the spec of leaves without names; None replicates them, as Flax does. Rules for
                 them go into `more`.

@@ -30,7 +30,7 @@ class PlanError(ShardingError, code="ISO006"):
         >>> Linear(out="x").spec("w", 3)
         Traceback (most recent call last):
             ...
-        isoshard.core.plan.layout_rules.PlanError: w: Linear(out='x', into=None) lays out a weight or kernel of rank 2 and a bias of rank 1, not 'w' of rank 3; give this leaf a rule with a P(..)
+        isoshard.core.plan.layout_rules.PlanError: w: Linear(out='x', into=None) is for a weight or kernel of rank 2 and a bias of rank 1, not 'w' of rank 3; give this leaf a rule with a P(..)
     """  # noqa: E501
 
 
@@ -73,7 +73,7 @@ class Linear(LayoutRule):
         if kind == "kernel" and self._fits(ndim):
             return P(*(None,) * (ndim - 2), self.into, self.out)
         raise PlanError(
-            f"{name}: {self} lays out a weight or kernel of {self._ranks} and a bias of rank 1, "
+            f"{name}: {self} is for a weight or kernel of {self._ranks} and a bias of rank 1, "
             f"not {kind or name.rpartition('.')[2]!r} of rank {ndim}; give this leaf a rule with "
             "a P(..)"
         )

@@ -39,7 +39,7 @@ def merged(specs: Sequence[P], ndim: int, name: str) -> P:
     """
     if len(specs) == 1:
         return specs[0]
-    homes: dict[str, tuple[int, P]] = {}
+    axis_of: dict[str, tuple[int, P]] = {}
     errors: list[str] = []
     entries: list[Any] = []
     for axis in range(ndim):
@@ -47,11 +47,11 @@ def merged(specs: Sequence[P], ndim: int, name: str) -> P:
         split: list[str] = []
         for spec, entry in zip(specs, axis_entries, strict=True):
             for mesh_axis in () if entry is P.UNCONSTRAINED else axis_names(entry):
-                home, first = homes.setdefault(mesh_axis, (axis, spec))
-                if home != axis:
+                first_axis, first = axis_of.setdefault(mesh_axis, (axis, spec))
+                if first_axis != axis:
                     errors.append(
-                        f"mesh axis {mesh_axis!r} splits axis {home} in {first} and axis {axis} "
-                        f"in {spec}"
+                        f"mesh axis {mesh_axis!r} splits axis {first_axis} in {first} and axis "
+                        f"{axis} in {spec}"
                     )
                 elif mesh_axis not in split:
                     split.append(mesh_axis)

@@ -2,7 +2,7 @@
 
 A plan is an ordered list of rules `name pattern -> spec`. The first pattern that matches a leaf's
 name decides. Names are paths joined by dots, as `nn.Module.named_parameters` writes them; pytrees
-and Flax modules are named alike.
+and Flax modules have the same names.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("data", "model"))
@@ -71,10 +71,9 @@ from .memory_rules import memory_for, memory_rules
 from .model_leaves import leaves_of
 from .resolved import ResolvedPlan
 from .resolving import decide, resolve
-from .rule_patterns import check_patterns, pairs_of
+from .rule_patterns import check_patterns, pairs_of, slot_rules
 from .size_rules import REPLICATE_BELOW, Largest
 from .slice_rules import over_dcn, slice_rules
-from .slot_names import slot_rules
 from .standard_plans import Presets
 
 
@@ -83,8 +82,8 @@ class Plan(Presets, Imports, Automatic):
     """Ordered rules from leaf names to specs. Immutable and hashable.
 
     Args:
-        rules: a mapping, or pairs, of pattern and spec. A pattern is a glob over the whole name
-            (`*` also crosses dots, `?`, `[..]`), or a regular expression over the whole name after
+        rules: a mapping, or pairs, of pattern and spec. A pattern is a glob over the full name
+            (`*` also crosses dots, `?`, `[..]`), or a regular expression over the full name after
             `re:`. A spec is anything that `shard` takes, None to replicate, or a rule: `Linear`,
             `Conv`, `Heads`, `Largest`.
         default: the spec of leaves that no rule matches. Not given: such a leaf is replicated if
@@ -338,7 +337,7 @@ class Plan(Presets, Imports, Automatic):
     def for_state(self, params: Any) -> Plan:
         """Make the plan of an optimizer's state, in which each slot follows its parameter.
 
-        A leaf belongs to the parameter whose whole name ends its own: `0.mu.blocks.0.kernel` to
+        A leaf belongs to the parameter whose full name ends its own: `0.mu.blocks.0.kernel` to
         `blocks.0.kernel`. Rules that match no parameter are for slots, and come first. Other leaves
         (step counters) follow the default and the size limit.
 

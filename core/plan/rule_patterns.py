@@ -1,7 +1,7 @@
 """Patterns: how a plan's rules name leaves and modules.
 
-A pattern is a glob over the whole name (`*` also crosses dots, `?`, `[..]`), or a regular
-expression over the whole name after `re:`, if its time is bounded (`backtracking`). One that starts
+A pattern is a glob over the full name (`*` also crosses dots, `?`, `[..]`), or a regular
+expression over the full name after `re:`, if its time is bounded (`backtracking`). One that starts
 with a comment is called by it in tables:
 
 >>> matches("blocks.*.weight", "blocks.0.mlp.weight"), matches("re:.*[.][qkv]", "a.o")
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import PartitionSpec as P
 
@@ -24,14 +24,24 @@ from isoshard.core.runtime.caches import cached
 from .backtracking import MOST_WAYS, TooManyWays, ways
 from .layout_rules import PlanError
 
+if TYPE_CHECKING:
+    from .plan import Plan
+
 SHORTEST = 200
 """Every pattern must be safe on names of up to this many characters."""
 
 _FIX = "write a glob, [ab]* for (?:a|b)*, and .* for what is between, at most four of them"
 
+_ANY = "\0"
+"""A path component that no pattern names."""
+
+_AROUND = [(f"{_ANY}." * depth, "") for depth in range(5)] + [(f"{_ANY}.", f".{_ANY}")]
+"""Prefixes and suffixes of a parameter's name in a slot's: up to four components before it in optax
+(`0.mu.NAME`; wrappers add more), and one on both sides in torch (`state.NAME.exp_avg`)."""
+
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern fits a whole name.
+    """Whether a pattern matches a full name.
 
     Raises:
         PlanError: the name is so long that matching could take forever.
@@ -130,3 +140,21 @@ def check_patterns(patterns: Iterable[Any]) -> None:
             wrong.append(f"{pattern!r} could take forever: {error}; {_FIX}")
     if wrong:
         raise PlanError(f"the patterns of a plan are names, globs or 're:..': {'; '.join(wrong)}")
+
+
+def slot_rules(factor: Plan, parameters: Sequence[str]) -> list[tuple[str, Any]]:
+    """The rules of a factor for slots of an optimizer: those that match no parameter.
+
+    Example:
+        >>> from isoshard.core.plan import Plan
+        >>> from jax.sharding import PartitionSpec as P
+        >>> slot_rules(Plan({"*.w": P("x"), "*mu*": P("x"), "*": None}), ["w"])
+        [('*mu*', P('x',))]
+    """
+    names = [before + name + after for name in parameters for before, after in _AROUND]
+    return [rule for rule in factor.rules if not any(matches(rule[0], name) for name in names)]
+
+
+def deciding_rule(rules: Sequence[tuple[str, Any]], slot: str) -> tuple[str, Any] | None:
+    """The first rule that matches a slot."""
+    return next((rule for rule in rules if matches(rule[0], slot)), None)

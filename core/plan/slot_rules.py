@@ -29,9 +29,8 @@ from isoshard.core.layout.axis_types import AnyMesh
 
 from .model_leaves import ModelLeaf
 from .resolving import decision_of, resolve_leaves
-from .rule_patterns import label
+from .rule_patterns import deciding_rule, label, slot_rules
 from .size_rules import Largest
-from .slot_names import deciding_rule, slot_rules
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -62,7 +62,7 @@ class Presets:
             axis: mesh axis or axes.
 
         Returns:
-            The plan; `for_inputs` lays out the batch.
+            The plan; `for_inputs` has the specs of the batch.
 
         Example:
             >>> from isoshard.core.plan import Plan

@@ -55,8 +55,7 @@ from .freezing import Pairs
 from .hf_plan import HfStyle
 from .layout_rules import PlanError
 from .model_leaves import names_in
-from .rule_patterns import label, matches
-from .slot_names import deciding_rule, slot_rules
+from .rule_patterns import deciding_rule, label, matches, slot_rules
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -1,24 +1,24 @@
-"""Ranks compare what they are given, before they run into a collective that never ends.
+"""Comparison of arguments between ranks, before they start a collective that would never end.
 
 A rank with another mesh, or another shape, compiles another program, whose collectives wait for
-partners that never come. So whatever is placed over several processes is compared first, once for
-each new sharding:
+partners that never come. So arguments that are placed over several processes are compared first,
+once for each new sharding:
 
     assert_equal("the layout of w", (shape, dtype, str(placements)), ranks=(0, 1))
 
 It is a `Barrier` (see `coordination`) on the `repr`; of a list of strings the message has those
-that differ. Each set of ranks numbers its own agreements: ranks of one set make them in one order,
-sets without a common rank need none. A process that is alone agrees with itself:
+that differ. Each set of ranks counts its own agreements: ranks of one set make them in one order,
+sets without a common rank need none. A single process always agrees with itself:
 
 >>> assert_equal("the mesh", (2, 4))
 
-Some agreements can never come about. A rank that has waited for `PATIENCE` says so in the service,
-and the rank that came first looks for two reasons, and ends what it finds:
+Some agreements can never complete. A rank that has waited for `PATIENCE` registers so in the
+service, and the rank that arrived first looks for two reasons, and ends such agreements:
 
-- Ranks that mean different sets, as of different meshes, wait for each other: `cycle_through`.
-- A rank was given something that it need not compare: a tensor of its own for a DTensor, a mesh
-  without itself, an exchange that was compared before. It does not come, and goes on; its log of
-  calls tells (`call_log`).
+- Ranks of different sets, as of different meshes, wait for each other: `cycle_through`.
+- A rank has arguments that it need not compare: a local tensor instead of a DTensor, a mesh
+  without itself, an exchange that was compared before. It does not arrive, and goes on, as its log
+  of calls has (`call_log`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOST_LINES = 8
 _MOST = 16  # ranks, or groups of them, that are named one by one
 _WAITING = "waits"  # prefix of a key for each agreement in which ranks wait
 _ENDED = "ended "
-_numbers: dict[tuple[int, ...], int] = {}
+_next_index: dict[tuple[int, ...], int] = {}
 _lock = threading.Lock()
 
 
@@ -57,30 +57,31 @@ def assert_equal(
     """Compare `value` between processes; all of `ranks` must call this, in the same order.
 
     Args:
-        subject: what it is about, for the message, e.g. "the mesh of w".
+        subject: for the message, e.g. "the mesh of w".
         value: anything whose `repr` has all that must be equal; or lines.
         ranks: JAX process indices that take part; None: all.
         timeout: seconds to wait for the others.
 
     Raises:
-        DistributedError: in every rank: which rank has what, if they differ; which ranks did not
-            come in time (a late one raises it when it comes).
+        DistributedError: in every rank: the ranks and their values, if they differ; the ranks that
+            did not arrive in time (a late rank raises it on arrival).
     """
-    rank, ranks = _taking_part(ranks)
+    rank, ranks = _participants(ranks)
     if len(ranks) > 1:
         _compare(subject, value, ranks, rank, timeout)
 
 
 def log_call(subject: str, describe: Callable[[], str] | None) -> None:
-    """Log a call that compares nothing, where other arguments would have it `assert_equal`.
+    """Log a call that compares nothing, but would `assert_equal` with other arguments.
 
     Args:
         subject: as for `assert_equal`.
-        describe: what this rank was given, called if others wait for it; None if that concerns this
-            rank alone, such as arrays on its own devices.
+        describe: returns this rank's arguments, called if others wait for it; None if they concern
+            this rank alone, such as arrays on its own devices.
 
     Raises:
-        DistributedError: others have waited for this rank at an earlier call: who was given what.
+        DistributedError: others have waited for this rank at an earlier call; with the arguments of
+            each.
     """
     if coordination.rank_and_size()[1] > 1:
         _raise_ended()
@@ -93,16 +94,16 @@ def prepare_equal(
     lines: Callable[[T], list[str]],
     ranks: Sequence[int] | None = None,
 ) -> T:
-    """Prepare something in every rank, and compare it before it is used.
+    """Prepare a value in every rank, and compare it before it is used.
 
     Args:
-        subject: what it is, for the message.
-        prepare: makes it, without the other ranks; they are told of an error.
-        lines: what of it must be equal in all ranks.
+        subject: for the message.
+        prepare: returns the value, without communication; its errors are sent to the other ranks.
+        lines: returns the lines that must be equal in all ranks.
         ranks: as for `assert_equal`.
 
     Raises:
-        DistributedError: in every rank: who has what. If all have the same error, that.
+        DistributedError: in every rank, with the lines of each. If all have the same error, that.
 
     Example:
         >>> prepare_equal("the batch", lambda: [1, 2], lambda rows: [f"{len(rows)} rows"])
@@ -119,13 +120,13 @@ def prepare_equal(
 
 
 def report_error(subject: str, error: Exception, ranks: Sequence[int] | None = None) -> None:
-    """Tell ranks that are about to compare something that this one has failed.
+    """Send an error to ranks that are about to compare with this one.
 
-    They are not waited for long, as they may have compared it before. What comes of it is added to
-    the notes of `error`, which the caller raises.
+    They are not waited for long, as they may have compared it before. The result is added to the
+    notes of `error`, which the caller raises.
     """
     try:
-        rank, ranks = _taking_part(ranks)
+        rank, ranks = _participants(ranks)
         if len(ranks) > 1:
             _compare(subject, error_lines(error), ranks, rank, 1.5, to_the_end=False)
     except DistributedError as comparison:
@@ -133,7 +134,7 @@ def report_error(subject: str, error: Exception, ranks: Sequence[int] | None = N
 
 
 def error_lines(error: Exception) -> list[str]:
-    """What a rank that has failed compares.
+    """The lines that a failed rank compares.
 
     Example:
         >>> error_lines(ValueError("no rows"))
@@ -143,7 +144,7 @@ def error_lines(error: Exception) -> list[str]:
 
 
 def without_addresses(lines: Sequence[str]) -> list[str]:
-    """The same lines without addresses in memory, which differ between processes.
+    """Lines without addresses in memory, which differ between processes.
 
     Example:
         >>> without_addresses(["<function f at 0x7f12ab>"])
@@ -152,14 +153,16 @@ def without_addresses(lines: Sequence[str]) -> list[str]:
     return [re.sub(r"\b0x[0-9a-f]+", "0x..", line) for line in lines]
 
 
-def _taking_part(ranks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
-    """This rank, and those that take part."""
+def _participants(ranks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+    """This rank, and the ranks of an agreement."""
     rank, size = coordination.rank_and_size()
     ranks = tuple(sorted({*ranks})) if ranks is not None else tuple(range(size))
     if rank not in ranks:
-        raise DistributedError(f"rank {rank} asks for an agreement of other ranks, {_list(ranks)}")
+        raise DistributedError(f"rank {rank} takes no part in an agreement of {_list(ranks)}")
     if ranks[-1] >= size:
-        raise DistributedError(f"there are {size} ranks; an agreement of {_list(ranks)} has others")
+        raise DistributedError(
+            f"an agreement of {_list(ranks)} needs ranks beyond the {size} of this run"
+        )
     return rank, ranks
 
 
@@ -175,9 +178,9 @@ def _compare(
     _raise_ended()
     call = call_log.enter(subject, None)
     with _lock:
-        number = _numbers.get(ranks, 0)
-        _numbers[ranks] = number + 1
-    agreement = _Agreement(subject, value, ranks, number, rank, timeout, call)
+        index = _next_index.get(ranks, 0)
+        _next_index[ranks] = index + 1
+    agreement = _Agreement(subject, value, ranks, index, rank, timeout, call)
     try:
         text = agreement.wait(to_the_end=to_the_end)
     finally:
@@ -186,106 +189,116 @@ def _compare(
         text = _skip_ended(text, rank)
     if text:
         raise DistributedError(text)
-    if agreement.all_came and number:
-        coordination.delete(_namespace(ranks, number - 1))  # all have left it
+    if agreement.all_came and index:
+        coordination.delete(_namespace(ranks, index - 1))  # no rank reads it any more
 
 
 def _raise_ended() -> None:
-    """Raise what became of agreements in which this rank was waited for."""
+    """Raise the result of agreements that waited for this rank and were ended."""
     for namespace in call_log.answered():
-        result = coordination.get(f"{namespace}/verdict", 1.0) or ""
+        result = coordination.get(f"{namespace}/result", 1.0) or ""
         if result.startswith(_ENDED):
             raise DistributedError(_skip_ended(result, coordination.rank_and_size()[0]))
 
 
 class _Agreement(Barrier):
-    """One agreement, as one of its ranks takes part in it."""
+    """An agreement in one of its ranks."""
 
     def __init__(
         self,
         subject: str,
         value: Any,
         ranks: tuple[int, ...],
-        number: int,
+        index: int,
         rank: int,
         timeout: float,
         call: Call | None = None,
     ):
         lines = value if _is_lines(value) else [repr(value)]
-        super().__init__(_namespace(ranks, number), ranks, rank, [subject, *lines], timeout)
-        self.subject, self.number, self.call = subject, number, call
+        super().__init__(_namespace(ranks, index), ranks, rank, [subject, *lines], timeout)
+        self.subject, self.index, self.call = subject, index, call
         self._registered = False
 
     def explain(self, lines: Lines) -> str:
-        """Which ranks have which lines that not all have; which have sent none."""
-        silent = [rank for rank, sent in lines.items() if sent is None]
-        by_rank = {rank: sent for rank, sent in lines.items() if sent is not None}
+        """The message: the ranks with lines that not all have, and the ranks without lines."""
+        missing = [rank for rank, rank_lines in lines.items() if rank_lines is None]
+        by_rank = {rank: rank_lines for rank, rank_lines in lines.items() if rank_lines is not None}
         if self.all_came:
-            by_rank |= {rank: [self.subject, "it said no more"] for rank in silent}
-            silent = []
-        common = set.intersection(*(set(sent[1:]) for sent in by_rank.values()))
-        text = {rank: f"{sent[0]}: {_own(sent[1:], common)}" for rank, sent in by_rank.items()}
-        differ = len({json.dumps([*sent]) for sent in by_rank.values()}) > 1
+            by_rank |= {rank: [self.subject, "it sent no lines"] for rank in missing}
+            missing = []
+        common = set.intersection(*(set(rank_lines[1:]) for rank_lines in by_rank.values()))
+        text = {
+            rank: f"{rank_lines[0]}: {_differing(rank_lines[1:], common)}"
+            for rank, rank_lines in by_rank.items()
+        }
+        differ = len({json.dumps([*rank_lines]) for rank_lines in by_rank.values()}) > 1
         texts = [_message(text)] if differ else []
-        return "\n".join(texts + ([_silent(silent, self.subject, self.timeout)] if silent else []))
+        return "\n".join(
+            texts + ([_missing_message(missing, self.subject, self.timeout)] if missing else [])
+        )
 
     def waits(self) -> None:
         """Put this rank's lines below the namespace."""
         first = self.lines[1] if len(self.lines) > 1 else ""
         text = "; ".join([f"{self.lines[0]}: {first}", *self.lines[2:]])
-        coordination.put(f"{self.namespace}/here/{self.rank}", _short(text, 500))
+        coordination.put(f"{self.namespace}/waiting/{self.rank}", _short(text, 500))
 
     def look(self) -> None:
-        """Look for agreements that wait for each other, and for ranks that have passed by."""
+        """Look for agreements that wait for each other, and for ranks that have passed the call."""
         if not self._registered:
             self._registered = True
-            entry = {"number": self.number, "team": _spans(self.ranks)}
+            entry = {"number": self.index, "ranks": _spans(self.ranks)}
             coordination.put(f"{_WAITING}/{self.namespace}", json.dumps(entry))
         entries = coordination.get_below(_WAITING)
         waiting = {name: _pending(name, json.loads(entry)) for name, entry in entries.items()}
         cycle = cycle_through(self.namespace, waiting.values())
-        # A rank that waits stays until there is a result: so at one moment all of these waited.
-        if cycle and not any(coordination.get(f"{one.namespace}/verdict") for one, _ in cycle):
-            text = {rank: f"{one.here[rank]} (of {_list(one.ranks)})" for one, rank in cycle}
-            self._end(dict(sorted(text.items())), [one for one, _ in cycle])
+        # A rank waits until there is a result: so at one moment all of these waited.
+        if cycle and not any(
+            coordination.get(f"{agreement.namespace}/result") for agreement, _ in cycle
+        ):
+            text = {
+                rank: f"{agreement.waiting[rank]} (of {_list(agreement.ranks)})"
+                for agreement, rank in cycle
+            }
+            self._end(dict(sorted(text.items())), [agreement for agreement, _ in cycle])
         elif self.call is not None and self.namespace in waiting:
-            self._ask_missing(waiting[self.namespace], self.call)
+            self._query_missing(waiting[self.namespace], self.call)
 
-    def _ask_missing(self, pending: Pending, call: Call) -> None:
-        """End the agreement if a rank that is missing has passed by."""
+    def _query_missing(self, pending: Pending, call: Call) -> None:
+        """End the agreement if a missing rank has passed the call."""
         passed: dict[int, str] = {}
         for rank in pending.missing[:_MOST]:
             text = call_log.answer_of(rank, call, self.namespace)
             if text is not None:
                 passed[rank] = text
         if passed:
-            self._end({**pending.here, **passed}, [pending])
+            self._end({**pending.waiting, **passed}, [pending])
 
     def _end(self, text: dict[int, str], agreements: Sequence[Pending]) -> None:
-        rooms = [[_spans(one.ranks), one.number] for one in agreements]
-        result = _ENDED + json.dumps({"told": _message(text), "rooms": rooms})
-        for one in agreements:
-            coordination.put_if_absent(f"{one.namespace}/verdict", result)
+        ended = [[_spans(agreement.ranks), agreement.index] for agreement in agreements]
+        result = _ENDED + json.dumps({"message": _message(text), "agreements": ended})
+        for agreement in agreements:
+            coordination.put_if_absent(f"{agreement.namespace}/result", result)
 
     def leave(self) -> None:
-        """Delete what `look` left for others."""
+        """Delete the entry that `look` registered."""
         if self._registered:
             coordination.delete(f"{_WAITING}/{self.namespace}")
 
 
 def _skip_ended(result: str, rank: int) -> str:
-    """Count agreements that were ended as done; the message of those."""
+    """Count ended agreements as done, and return their message."""
     ended = json.loads(result.removeprefix(_ENDED))
-    for spans, number in ended["rooms"]:
+    for spans, index in ended["agreements"]:
         ranks = _ranks_of(spans)
         if rank in ranks:
             with _lock:
-                _numbers[ranks] = max(_numbers.get(ranks, 0), number + 1)
-    return str(ended["told"])
+                _next_index[ranks] = max(_next_index.get(ranks, 0), index + 1)
+    return str(ended["message"])
 
 
-def _namespace(ranks: tuple[int, ...], number: int) -> str:
-    return f"agree/{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}/{number}"
+def _namespace(ranks: tuple[int, ...], index: int) -> str:
+    return f"agree/{hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]}/{index}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,43 +307,43 @@ class Pending:
 
     Attributes:
         namespace: of its keys.
-        ranks: all that are to come.
-        number: among the agreements of these ranks.
-        here: of the ranks that wait, the lines of each.
+        ranks: of the agreement.
+        index: among the agreements of these ranks.
+        waiting: of the ranks that wait, the lines of each.
     """
 
     namespace: str
     ranks: tuple[int, ...]
-    number: int
-    here: Mapping[int, str]
+    index: int
+    waiting: Mapping[int, str]
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not come, or not long ago."""
-        return [rank for rank in self.ranks if rank not in self.here]
+        """The ranks that have not arrived, or only now."""
+        return [rank for rank in self.ranks if rank not in self.waiting]
 
 
 def _pending(namespace: str, entry: dict[str, Any]) -> Pending:
-    here = coordination.get_below(f"{namespace}/here")
-    lines = {int(rank): text for rank, text in here.items()}
-    return Pending(namespace, _ranks_of(entry["team"]), entry["number"], lines)
+    waiting = coordination.get_below(f"{namespace}/waiting")
+    lines = {int(rank): text for rank, text in waiting.items()}
+    return Pending(namespace, _ranks_of(entry["ranks"]), entry["number"], lines)
 
 
 def cycle_through(namespace: str, pending: Iterable[Pending]) -> list[tuple[Pending, int]]:
-    """The shortest cycle of agreements that wait for each other, from one on.
+    """The shortest cycle of agreements that wait for each other, starting with `namespace`.
 
-    An agreement waits for another one if a rank that it misses waits there. Each comes with such a
-    rank, which the one before it misses.
+    An agreement waits for another if a rank that it misses waits there. Each has with it such a
+    rank, which the agreement before it misses.
 
     >>> pending = [
     ...     Pending("ab", (0, 1), 0, {0: "the mesh"}),
     ...     Pending("bc", (1, 2), 0, {1: "the mesh"}),
     ...     Pending("ca", (0, 2), 0, {2: "the mesh"}),
     ... ]
-    >>> [(one.namespace, rank) for one, rank in cycle_through("ab", pending)]
+    >>> [(agreement.namespace, rank) for agreement, rank in cycle_through("ab", pending)]
     [('ab', 0), ('bc', 1), ('ca', 2)]
     """
-    unseen = {one.namespace: one for one in pending}
+    unseen = {agreement.namespace: agreement for agreement in pending}
     start = unseen.pop(namespace, None)
     if start is None:
         return []
@@ -338,19 +351,19 @@ def cycle_through(namespace: str, pending: Iterable[Pending]) -> list[tuple[Pend
     while paths:
         path = paths.popleft()
         missing = path[-1][0].missing
-        back = [rank for rank in missing if rank in start.here]
+        back = [rank for rank in missing if rank in start.waiting]
         if back and len(path) > 1:
             return [(start, back[0]), *path[1:]]
-        for one in [*unseen.values()]:
-            ranks = [rank for rank in missing if rank in one.here]
+        for agreement in [*unseen.values()]:
+            ranks = [rank for rank in missing if rank in agreement.waiting]
             if ranks:
-                del unseen[one.namespace]
-                paths.append([*path, (one, ranks[0])])
+                del unseen[agreement.namespace]
+                paths.append([*path, (agreement, ranks[0])])
     return []
 
 
 def _spans(ranks: Sequence[int]) -> list[list[int]]:
-    """Ranks, ascending, as first and last of those that follow each other."""
+    """Ascending ranks as ranges: the first and last of each."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
@@ -365,17 +378,17 @@ def _ranks_of(spans: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def _message(text: dict[int, str]) -> str:
-    """The message, where not all ranks have the same text."""
+    """The message for ranks with different texts."""
     by_text: dict[str, list[int]] = {}
-    for rank, mine in text.items():
-        by_text.setdefault(mine, []).append(rank)
+    for rank, line in text.items():
+        by_text.setdefault(line, []).append(rank)
     shown = itertools.islice(by_text.items(), _MOST)
-    lines = "".join(f"\n  {_list(ranks)}: {mine}" for mine, ranks in shown)
+    lines = "".join(f"\n  {_list(ranks)}: {line}" for line, ranks in shown)
     if len(by_text) > _MOST:
-        lines += f"\n  and {len(by_text) - _MOST} groups of ranks say yet other things"
+        lines += f"\n  and {len(by_text) - _MOST} groups of ranks with other lines"
     return (
         f"the ranks do not agree:{lines}\n"
-        "All of them must lay out the same arrays, over the same mesh, in the same order"
+        "All ranks must shard the same arrays, over the same mesh, in the same order"
     )
 
 
@@ -383,17 +396,17 @@ def _is_lines(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(line, str) for line in value)
 
 
-def _own(lines: Sequence[str], common: set[str]) -> str:
-    """The lines of a rank that not all have; all, if only their order differs."""
-    own = [line for line in lines if line not in common] or [*lines]
-    return listed([*map(_short, own)], _MOST_LINES, "; ")
+def _differing(lines: Sequence[str], common: set[str]) -> str:
+    """The lines of a rank that not all ranks have; all lines, if only their order differs."""
+    differing = [line for line in lines if line not in common] or [*lines]
+    return listed([*map(_short, differing)], _MOST_LINES, "; ")
 
 
-def _silent(missing: Sequence[int], subject: str, timeout: float) -> str:
+def _missing_message(missing: Sequence[int], subject: str, timeout: float) -> str:
     return (
-        f"{_list(missing)} said nothing about {subject} within {timeout:g} s, while the others "
-        "wait. A rank that is missing has failed, hangs, or has taken another path: all ranks "
-        "must lay out the same arrays in the same order"
+        f"{_list(missing)} sent nothing about {subject} within {timeout:g} s, while the others "
+        "wait. A missing rank has failed, hangs, or has taken another path: all ranks must shard "
+        "the same arrays in the same order"
     )
 
 

@@ -1,11 +1,11 @@
-"""The calls in which a rank compares something with others, or would with other arguments.
+"""Calls in which a rank compares arguments with other ranks, or would compare other arguments.
 
-Ranks compare only what is new and concerns several of them. So a rank that is given something else
-than the others may compare nothing: it goes on, and the others wait for it.
+Ranks compare only new arguments that concern several of them. So a rank with other arguments may
+compare nothing: it goes on, and the others wait for it.
 
 Calls are counted by call site: every line of the program from the outermost to the user's
-innermost. A rank that has waited for a while asks the one that it waits for: "you are to come here
-for the third time; have you passed by?" A thread of that one answers, at once or when it passes.
+innermost. A rank that has waited for a while queries the rank that it waits for: "have you passed
+the third call at this site?" A thread of that rank answers, at once or when it passes the call.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _OVER = "over"
 
 
 class Call(NamedTuple):
-    """One call in one rank.
+    """A call in a rank.
 
     Attributes:
-        digest: of its subject, and of the lines of the program that led to it.
-        number: of the calls with this digest.
+        digest: of its subject and its call site.
+        index: of the calls with this digest.
     """
 
     digest: str
-    number: int
+    index: int
 
 
 class _CallSite:
-    __slots__ = ("codes", "digest", "number")
+    __slots__ = ("codes", "count", "digest")
 
     def __init__(self, subject: str, frame: FrameType | None):
-        self.codes: list[CodeType] = []  # alive, so their ids stay theirs
+        self.codes: list[CodeType] = []  # kept alive, so no other code gets their ids
         lines: list[str] = []
         while frame is not None:
             code = frame.f_code
@@ -56,25 +56,25 @@ class _CallSite:
             lines.append(f"{Path(code.co_filename).name} {code.co_qualname} {frame.f_lasti}")
             frame = frame.f_back
         self.digest = hashlib.sha256("\n".join([subject, *lines]).encode()).hexdigest()[:16]
-        self.number = 0
+        self.count = 0
 
 
 class CallLog:
     """The log of this process."""
 
     def __init__(self) -> None:
-        """Without a thread, until there is a call."""
+        """Start without a thread, until there is a call."""
         self._sites: Bounded[Any, _CallSite] = Bounded(_CALLS, "calls by line", agreed=True)
         self._passed: Bounded[Call, Callable[[], str]] = Bounded(
-            _CALLS, "calls that asked no process", agreed=True
+            _CALLS, "calls that compared nothing", agreed=True
         )
-        self._asked: dict[Call, str] = {}
+        self._questions: dict[Call, str] = {}
         self._answered: list[str] = []
         self._lock = threading.Lock()
         self._listener: threading.Thread | None = None
 
     def enter(self, subject: str, describe: Callable[[], str] | None) -> Call:
-        """Count a call; with `describe` one that compares nothing."""
+        """Log a call; `describe` is given for a call that compares nothing."""
         frame = line = user_frame()
         steps: list[int] = []
         while line is not None:
@@ -89,18 +89,18 @@ class CallLog:
             site = self._sites.get(key)
             if site is None:
                 site = self._sites[key] = _CallSite(subject, frame)
-            site.number += 1
-            call = Call(site.digest, site.number)
+            site.count += 1
+            call = Call(site.digest, site.count)
             if describe is None:
                 return call
             self._passed[call] = describe
-            namespace = self._asked.pop(call, None)
+            namespace = self._questions.pop(call, None)
         if namespace is not None:
             self._answer(namespace, describe)
         return call
 
     def answered(self) -> list[str]:
-        """The agreements that this rank was waited for in, and has passed by; each once."""
+        """The agreements that waited for this rank, which has passed them; each is listed once."""
         namespaces, self._answered = self._answered, []
         return namespaces
 
@@ -110,14 +110,14 @@ class CallLog:
         self._answered.append(namespace)
 
     def _listen(self) -> None:
-        """Wait for questions, in a thread of its own."""
-        rank, number = coordination.rank_and_size()[0], 0
+        """Answer queries, in a thread of its own."""
+        rank, index = coordination.rank_and_size()[0], 0
         while True:
             try:
-                text = coordination.get(f"asked/{rank}/{number}", _HOUR)
+                text = coordination.get(f"asked/{rank}/{index}", _HOUR)
                 if text is None:
                     continue
-                number += 1
+                index += 1
                 if text == _OVER:
                     return
                 question = json.loads(text)
@@ -125,9 +125,9 @@ class CallLog:
                 with self._lock:
                     describe = self._passed.get(call)
                     if describe is None:
-                        self._asked[call] = question["room"]
+                        self._questions[call] = question["namespace"]
                 if describe is not None:
-                    self._answer(question["room"], describe)
+                    self._answer(question["namespace"], describe)
             except DistributedError:  # the run is over; there may be another one
                 self._listener = None
                 return
@@ -149,14 +149,14 @@ answered = _log.answered
 
 
 def _ask(rank: int, question: str) -> None:
-    for number in itertools.count():
-        key = f"asked/{rank}/{number}"
+    for index in itertools.count():
+        key = f"asked/{rank}/{index}"
         if coordination.get(key) is None and coordination.put_if_absent(key, question):
             return
 
 
 def answer_of(rank: int, call: Call, namespace: str) -> str | None:
-    """What a rank was given that has passed by a call; None as far as is known."""
+    """The arguments of a rank that has passed a call; None as long as it has not answered."""
     if coordination.put_if_absent(f"{namespace}/asks/{rank}", "asked"):
-        _ask(rank, json.dumps({"call": call, "room": namespace}))
+        _ask(rank, json.dumps({"call": call, "namespace": namespace}))
     return coordination.get(f"{namespace}/passed/{rank}")

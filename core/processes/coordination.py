@@ -1,15 +1,15 @@
 """Process groups over the key-value service of JAX's coordination service.
 
 The service is on rank 0's machine and serves all ranks. `put`, `get`, `increment`, .. are one
-request each; `metrics` counts this process's requests ("store.requests") and what they carried
-("store.bytes"). This module alone uses JAX's client of it, which has no public name
+request each; `metrics` counts this process's requests ("store.requests") and their bytes
+("store.bytes"). Only this module uses JAX's client of it, which has no public name
 (`core/runtime/_jax_internals`). Nothing here is a collective of devices, so a group may work in a
-thread beside a training step.
+thread alongside a training step.
 
-What ranks exchange costs each of them the same number of requests, however many they are:
+An exchange costs each rank the same number of requests, however many ranks there are:
 
-- `Barrier`: they meet, and learn whether all have the same lines. Three requests.
-- `ProcessGroup`: they run something together, and what one raises, every one raises. A group
+- `Barrier`: ranks wait for each other, and compare their lines. Three requests.
+- `ProcessGroup`: ranks run a function together, and an error of one is raised in all. A group
   exchanges through a `Transport`: this service, or `torch.distributed`.
 
 >>> ProcessGroup().broadcast(lambda: "a group of one process")
@@ -20,7 +20,7 @@ Without `iso.distributed.init_distributed`, or `jax.distributed.initialize`, the
 >>> put("a", "b")
 Traceback (most recent call last):
     ...
-isoshard.core.errors.DistributedError: the processes do not know of each other yet; call iso.distributed.init_distributed() first
+isoshard.core.errors.DistributedError: the processes are not connected yet; call iso.distributed.init_distributed() first
 """  # noqa: E501
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from isoshard.core.runtime._jax_internals import (
 T = TypeVar("T")
 
 PATIENCE = 0.4
-"""Seconds after which a rank that waits at a barrier says where."""
+"""Seconds after which a rank that waits at a barrier registers where."""
 TIMEOUT = 3600.0
 """Seconds that the processes of a group wait for each other."""
 
 _PREFIX = "isoshard/"
-_EQUAL, _SEND_LINES = "alike", "say all"
-_SENDING = 10.0  # seconds for a rank that is at a barrier to send its lines; it does nothing else
-_SENDING_LATE = 1.0  # the same where it is not known who is there
+_EQUAL, _SEND_LINES = "equal", "send lines"
+_SENDING = 10.0  # seconds for a rank at a barrier to send its lines; it does nothing else meanwhile
+_SENDING_LATE = 1.0  # the same for ranks that may not have arrived
 _MOST = 16  # processes whose errors are in a message
 _groups = itertools.count()
 _groups_of: dict[str, itertools.count[int]] = {}
@@ -70,12 +70,12 @@ def is_started() -> bool:
 
 
 def backend_runs() -> bool:
-    """Whether JAX has started its devices, after which no other process can be joined."""
+    """Whether JAX has started its devices, after which processes cannot be connected."""
     return devices_have_started()
 
 
 def address() -> str | None:
-    """Host and port of the coordination service, if this process knows it."""
+    """Host and port of the coordination service, if JAX has them."""
     return getattr(distributed_state, "coordinator_address", None)
 
 
@@ -87,7 +87,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def keep_preemption(keep: bool) -> None:
-    """Whether JAX's preemption service is started too; it catches SIGTERM.
+    """Configure whether JAX starts its preemption service, which catches SIGTERM.
 
     `jax_enable_preemption_service` is an option of jax 0.9 and later; one without it has none.
     """
@@ -106,7 +106,7 @@ def put(key: str, value: str) -> None:
 
 
 def put_if_absent(key: str, value: str) -> bool:
-    """Set a key unless it has another value; whether it has this value now."""
+    """Set a key unless it has another value; True if it has this value now."""
     client = _client()
     _record(key, value)
     try:
@@ -119,7 +119,7 @@ def put_if_absent(key: str, value: str) -> bool:
 
 
 def increment(key: str, by: int = 1) -> int:
-    """Add to the number of a key, at first 0; the number after that. `by=0` reads it.
+    """Add to the integer of a key, at first 0, and return the sum. `by=0` reads it.
 
     The key is not one of `put`.
     """
@@ -177,7 +177,7 @@ def delete(key: str) -> None:
 
 
 def arrive(key: str, rank: int, size: int, value: str) -> bool:
-    """Put a rank's value below `key`; whether this rank is the last of `size` to do so."""
+    """Put a rank's value below `key`; True if this rank is the last of `size` to do so."""
     put(f"{key}/values/{rank}", value)
     return increment(f"{key}/came") == size
 
@@ -196,33 +196,32 @@ def _client() -> Any:
     client = distributed_state.client
     if client is None:
         raise DistributedError(
-            "the processes do not know of each other yet; call "
-            "iso.distributed.init_distributed() first"
+            "the processes are not connected yet; call iso.distributed.init_distributed() first"
         )
     return client
 
 
 Lines = Mapping[int, Sequence[str] | None]
-"""The lines of each rank; None of one that did not send them."""
+"""The lines of each rank; None if it sent none."""
 
 
 class Barrier(abc.ABC):
-    """Ranks meet, and learn whether all have the same lines.
+    """A barrier at which ranks compare lines.
 
-    Lines are not read while they are equal: a rank counts itself under a digest of its lines, then
-    among those that came. The last one sees by the two numbers whether all are equal, and leaves
-    the result that the others wait for:
+    Equal lines are never read: a rank increments the counter of a digest of its lines, then that of
+    arrived ranks. The last rank compares the two counters, and puts the result that the others wait
+    for:
 
-        agree/1f0c../7/said/9b1e..    4      ranks with these lines
-        agree/1f0c../7/came           4      ranks that came
-        agree/1f0c../7/verdict        alike
+        agree/1f0c../7/lines_of/9b1e..  4      ranks with these lines
+        agree/1f0c../7/came             4      ranks that arrived
+        agree/1f0c../7/result           equal
 
-    So a rank makes three requests, the last one four or five, of some hundred bytes. If the lines
-    differ, or a rank does not come in time, all send theirs; the rank that has noticed, the last
-    one or the first to lose patience, reads them and leaves what `explain` makes of them.
+    So a rank makes three requests, the last rank four or five, of some hundred bytes. If the lines
+    differ, or a rank does not arrive in time, all send theirs; the rank that has noticed, the last
+    one or the first to time out, reads them and puts the message that `explain` returns.
 
     Args:
-        namespace: of the keys; one that all of these ranks know, and no other barrier has.
+        namespace: of the keys; the same in all of these ranks, and of no other barrier.
         ranks: ascending.
         rank: this one.
         lines: of this rank.
@@ -239,26 +238,26 @@ class Barrier(abc.ABC):
 
     @abc.abstractmethod
     def explain(self, lines: Lines) -> str:
-        """What all are told of lines that differ, or are missing; called in one rank."""
+        """The message for all about lines that differ or are missing; called in one rank."""
 
     def waits(self) -> None:  # noqa: B027 - it may be left out
-        """Called once, when the others have not come for `PATIENCE`."""
+        """Called once, when the others have not arrived for `PATIENCE`."""
 
     def look(self) -> None:  # noqa: B027 - likewise
-        """Called in the rank that came first, each time that `PATIENCE` has passed."""
+        """Called in the rank that arrived first, each time that `PATIENCE` has passed."""
 
     def wait(self, *, to_the_end: bool = True) -> str:
-        """Take part.
+        """Wait for the other ranks.
 
         Args:
             to_the_end: False leaves when the time is over, instead of ending the barrier for all;
                 the others will have this rank's lines.
 
         Returns:
-            Nothing if all lines are equal; else what `explain` made of them, or what was left as
-            the result meanwhile.
+            "" if all lines are equal; else the message of `explain`, or a result that another rank
+            put meanwhile.
         """
-        came, key = self._come(), f"{self.namespace}/verdict"
+        came, key = self._come(), f"{self.namespace}/result"
         self.all_came = came == len(self.ranks)
         if not self.all_came:
             result = self._result(key, first=came == 1)
@@ -266,26 +265,26 @@ class Barrier(abc.ABC):
                 return self._follow(result)
             if not to_the_end:
                 self._send()
-                return f"of {len(self.ranks)} ranks not all came within {self.timeout:g} s"
+                return f"not all of {len(self.ranks)} ranks arrived within {self.timeout:g} s"
         equal = self.all_came and self._all_equal()
         if not put_if_absent(key, _EQUAL if equal else _SEND_LINES):
             return self._follow(get(key, 1.0))
         return "" if equal else self._collect()
 
     def _come(self) -> int:
-        """Count this rank; how many have come by now."""
+        """Count this rank, and return how many have arrived."""
         text = json.dumps([*self.lines]).encode()
-        self._digest = f"{self.namespace}/said/{hashlib.sha256(text).hexdigest()[:32]}"
+        self._digest = f"{self.namespace}/lines_of/{hashlib.sha256(text).hexdigest()[:32]}"
         self._same_lines = increment(self._digest)
         return increment(f"{self.namespace}/came")
 
     def _all_equal(self) -> bool:
-        """Called when all have come: each has counted itself under its lines before that."""
+        """Whether all lines are equal; called when all have arrived, so all have counted theirs."""
         size = len(self.ranks)
         return self._same_lines == size or increment(self._digest, 0) == size
 
     def _result(self, key: str, *, first: bool) -> str | None:
-        """The result; None if no rank left one in time."""
+        """The result; None if no rank put one in time."""
         end = time.monotonic() + self.timeout
         result = get(key, min(PATIENCE, self.timeout))
         if result is None:
@@ -300,15 +299,15 @@ class Barrier(abc.ABC):
         if result == _EQUAL:
             return ""
         if result != _SEND_LINES:
-            return result or f"what the ranks said in {self.namespace} was deleted meanwhile"
+            return result or f"the lines of {self.namespace} were deleted meanwhile"
         self._send()
-        text = get(f"{self.namespace}/told", 2 * _SENDING)
+        text = get(f"{self.namespace}/message", 2 * _SENDING)
         if text is None:
-            return "the ranks do not agree, and the one that was to say why has ended"
+            return "the ranks do not agree, and the rank that was to send the message has ended"
         return "" if text == _EQUAL else text
 
     def _collect(self) -> str:
-        """Read the lines of all, and tell them what is made of those."""
+        """Read the lines of all, and put the message about them."""
         self._send()
         end = time.monotonic() + (_SENDING if self.all_came else _SENDING_LATE)
         lines: dict[int, Sequence[str] | None] = {}
@@ -316,8 +315,8 @@ class Barrier(abc.ABC):
             key, left = f"{self.namespace}/lines/{rank}", end - time.monotonic()
             text = get(key, left if left > 0 else None)
             lines[rank] = None if text is None else json.loads(text)
-        text = self.explain(lines)  # nothing, if the last one came just as the time was over
-        put(f"{self.namespace}/told", text or _EQUAL)
+        text = self.explain(lines)  # "" if the last rank arrived just at the timeout
+        put(f"{self.namespace}/message", text or _EQUAL)
         return text
 
     def _send(self) -> None:
@@ -325,26 +324,27 @@ class Barrier(abc.ABC):
 
 
 class Transport(Protocol):
-    """How the processes of a group exchange results; an error is "" where there is none."""
+    """The exchange of results between the processes of a group; an error is "" if there is none."""
 
     def barrier(self, error: str) -> str:
-        """Wait for all; what is wrong with any of them, "" if nothing is."""
+        """Wait for all, and return the errors of any, or ""."""
         ...
 
     def gather(self, error: str, value: Any, everywhere: bool) -> tuple[str, list[Any]]:
-        """As `barrier`, and the values of all: in the first process, or in each."""
+        """Like `barrier`, with the values of all: in the first process, or in each."""
         ...
 
     def broadcast(self, error: str, value: Any) -> tuple[str, Any]:
-        """What is wrong with the first process, and its value."""
+        """The error of the first process, and its value."""
         ...
 
 
 class ProcessGroup:
-    """Processes that run something together; usually this one alone.
+    """Processes that run functions together; usually a single one.
 
-    All make the same calls in the same order, and go on only if all could: an error that one raises
-    is a `CheckpointError` in the others, with its text, and so is one that is silent for `TIMEOUT`.
+    All make the same calls in the same order, and go on only if all succeed: an error in one raises
+    a `CheckpointError` in the others, with its text, and so does a process that does not arrive
+    within `TIMEOUT`.
 
     Args:
         rank: of this process in the group.
@@ -372,22 +372,22 @@ class ProcessGroup:
         return cls(ranks.index(rank), len(ranks), ServiceTransport(rank, ranks, namespace))
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in every process; this one's result."""
+        """Run `work` in every process, and return this one's result."""
         if self._transport is None or self.size == 1:
             return work()
         result, error = _outcome(work)
         return _checked(result, error, self._transport.barrier(_text(error)))
 
     def gather(self, work: Callable[[], T]) -> list[T]:
-        """Run `work` in every process; the results of all in the first one, by rank."""
+        """Run `work` in every process, and return the results of all in the first, by rank."""
         return self._gathered(work, everywhere=False)
 
     def all_gather(self, work: Callable[[], T]) -> list[T]:
-        """Run `work` in every process; the results of all in each, by rank."""
+        """Run `work` in every process, and return the results of all in each, by rank."""
         return self._gathered(work, everywhere=True)
 
     def broadcast(self, work: Callable[[], T]) -> T:
-        """Run `work` in the first process; its result in all."""
+        """Run `work` in the first process, and return its result in all."""
         if self._transport is None or self.size == 1:
             return work()
         result, error = _outcome(work) if self.rank == 0 else (None, None)
@@ -415,17 +415,17 @@ class ServiceTransport:
         """See the class."""
         self._rank, self._ranks = rank, ranks
         self._is_first = rank == ranks[0]
-        self._namespaces = (f"{namespace}/{number}" for number in itertools.count(1))
+        self._namespaces = (f"{namespace}/{index}" for index in itertools.count(1))
 
     def barrier(self, error: str) -> str:
         """See `Transport`."""
-        return self._meet(next(self._namespaces), error)
+        return self._barrier(next(self._namespaces), error)
 
     def gather(self, error: str, value: Any, everywhere: bool) -> tuple[str, list[Any]]:
         """See `Transport`."""
         namespace, results = next(self._namespaces), []
         put(f"{namespace}/values/{self._rank}", json.dumps(value))
-        failures = self._meet(namespace, error)
+        failures = self._barrier(namespace, error)
         if self._is_first and not failures:
             texts = values(namespace)
             delete(f"{namespace}/values")
@@ -444,7 +444,7 @@ class ServiceTransport:
             error, value = json.loads(text) if text else (f"silent for {TIMEOUT:g} s", None)
         return failures_of({self._ranks[0]: error}), value
 
-    def _meet(self, namespace: str, error: str) -> str:
+    def _barrier(self, namespace: str, error: str) -> str:
         lines = [error] if error else []
         return _Failures(namespace, self._ranks, self._rank, lines, TIMEOUT).wait()
 
@@ -453,14 +453,14 @@ class _Failures(Barrier):
     """The line of a process is its error."""
 
     def explain(self, lines: Lines) -> str:
-        silent = f"silent for {TIMEOUT:g} s"
+        timed_out = f"silent for {TIMEOUT:g} s"
         return failures_of(
-            {rank: silent if error is None else " ".join(error) for rank, error in lines.items()}
+            {rank: timed_out if error is None else " ".join(error) for rank, error in lines.items()}
         )
 
 
 def failures_of(errors: Mapping[int, str]) -> str:
-    """What is wrong with the processes of a group, by their errors; "" if nothing is.
+    """A message with the errors of a group's processes; "" if there are none.
 
     Example:
         >>> failures_of({0: "", 3: "OSError: no space left"})

@@ -1,18 +1,18 @@
-"""The failure monitor: a process that fails ends the others, which would wait in a collective.
+"""Failure monitor: a process that fails ends the others, which would wait in a collective.
 
 The first failure is put under a key of JAX's coordination service, for which a thread of every rank
-waits. A process that has died, which that service would notice by missing heartbeats only, is seen
-by its connection to rank 0: the operating system closes the connections of a process that ends, of
-whatever cause, and an end without a goodbye is a death.
+waits. A process that has died, which that service would notice by missing heartbeats only, is
+detected by its connection to rank 0: the operating system closes the connections of a process that
+ends, of whatever cause, and an end without a goodbye is a death.
 
 - A rank with an uncaught exception puts its last line ("rank 2 failed: ValueError: boom"). Everyone
   else prints it and ends, whatever its main thread is doing. The failing rank ends after the others
   have heard of it.
-- A rank that is killed, or ends by `os._exit`, says nothing: its connection closes, and rank 0 (or,
-  if it was rank 0, everyone) notices.
-- A rank that comes to its end waits for the others in JAX's shutdown; one that fails meanwhile is
-  still heard. If they do not come within the caller's patience, it counts as failed. `sys.exit` is
-  an end as any other: no exit handler can see its code.
+- A rank that is killed, or ends by `os._exit`, sends nothing: its connection closes, and rank 0
+  (or, if it was rank 0, every rank) notices.
+- A rank that ends normally waits for the others in JAX's shutdown, and still receives their
+  failures. If they do not end within the caller's patience, it counts as failed. `sys.exit` is a
+  normal end: no exit handler can see its code.
 
 A machine that falls silent without closing its connections is noticed by the heartbeats of JAX's
 coordination service, which ends the processes with a message of its own.
@@ -48,8 +48,8 @@ HEARD = 2.0
 ENDED = 5.0
 _GRACE = 1.0  # for the main thread to end by itself, as it does if it had the same error
 _BEHIND = 0.1  # seconds to look for the death that made another rank fail
-_FAILURE, _KNOWN = "watch/fault", "watch/known"
-_OVER = "over"  # in the place of a failure: all ranks have come to their end
+_FAILURE, _HEARD_BY = "watch/failure", "watch/heard"
+_OVER = "over"  # instead of a failure: all ranks have ended normally
 _GOODBYE = b"."
 _LONGEST = 64  # bytes that a connection may send first
 _INTRODUCTION = 5.0  # seconds for that
@@ -60,14 +60,14 @@ Connections = dict[int, socket.socket]
 
 
 class FailureMonitor:
-    """This process's part of the monitor; it begins with the exceptions and exits from here on.
+    """The monitor in this process; it handles exceptions and exits from now on.
 
     Args:
         rank: of this process.
         size: number of processes.
         connections: see `connect`.
-        before_leaving: called when this process ends as it should; waits for the others.
-        patience: seconds to let it wait.
+        before_leaving: called when this process ends normally; waits for the others.
+        patience: seconds that it may wait.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class FailureMonitor:
         self._process = os.getpid()
         self._failed: int | None = None
         self._text = ""
-        self._known = threading.Event()
+        self._ending = threading.Event()
         self._lock = threading.Lock()
         self._report: Callable[..., Any] = sys.excepthook
         sys.excepthook = self._uncaught
@@ -101,21 +101,21 @@ class FailureMonitor:
         self._listener.start()
 
     def fail(self, reason: str, code: int = 1) -> None:
-        """Tell the other ranks that this one has failed, and wait for at most `HEARD`."""
+        """Report to the other ranks that this one has failed, and wait for at most `HEARD`."""
         with self._lock:
             if self._failed is not None:
                 return
             self._failed = code
         _later(ENDED - 1.0, os._exit, code)  # should the exit hang
         end = time.monotonic() + HEARD
-        if self._known.wait(_BEHIND):
+        if self._ending.wait(_BEHIND):
             return
         self._text = f"rank {self.rank} failed: {reason}"
         if not _put(_FAILURE, self._text):  # there is another failure already
-            self._known.wait(HEARD)
+            self._ending.wait(HEARD)
             return
         for other in self._others:
-            coordination.get(f"{_KNOWN}/{other}", max(0.0, end - time.monotonic()))
+            coordination.get(f"{_HEARD_BY}/{other}", max(0.0, end - time.monotonic()))
 
     def _listen(self) -> None:
         """Wait, in a thread of its own, for a failure of another rank."""
@@ -123,7 +123,7 @@ class FailureMonitor:
         while failure is None:
             try:
                 failure = coordination.get(_FAILURE, _HOUR)
-            except DistributedError:  # all have come to their end, or rank 0 is dead
+            except DistributedError:  # all have ended, or rank 0 is dead
                 return
         if failure not in (self._text, _OVER):
             self._end_too(failure)
@@ -140,8 +140,8 @@ class FailureMonitor:
                     if not has_died(peer):
                         continue
                     failure = (
-                        f"rank {key.data} ended without a word (killed, out of memory, or a "
-                        "crash; its own output may say more)"
+                        f"rank {key.data} ended without reporting an error (killed, out of "
+                        "memory, or a crash; its own output may have more)"
                     )
                     if key.data == 0:  # with it the service has gone
                         self._end_too(failure)
@@ -150,13 +150,13 @@ class FailureMonitor:
 
     def _end_too(self, failure: str) -> None:
         with self._lock:
-            if self._known.is_set():
+            if self._ending.is_set():
                 return
             _write(f"isoshard: {failure}; rank {self.rank} ends too")
-            self._known.set()
+            self._ending.set()
         if self._failed is None:  # else the main thread is about to end, by its own error
             _later(_GRACE, self._end, 1)
-        _put(f"{_KNOWN}/{self.rank}", "known")
+        _put(f"{_HEARD_BY}/{self.rank}", "heard")
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -181,7 +181,7 @@ class FailureMonitor:
 
     def _left_alone(self) -> None:
         reason = (
-            f"it came to its end {self._patience:g} s ago, and others have not come to theirs. "
+            f"it ended {self._patience:g} s ago, and other ranks have not. "
             "They may wait for it in a collective (did it leave a loop early, or by sys.exit?); "
             "if they only need longer, give iso.distributed.init_distributed a longer patience"
         )
@@ -233,17 +233,17 @@ def _flush() -> None:
 def connect(
     rank: int, size: int, host: str, post: Callable[[str | None], str], timeout: float
 ) -> Connections:
-    """Connect this rank to rank 0, or rank 0 to all.
+    """Connect this rank to rank 0, or rank 0 to all ranks.
 
     Args:
         rank: of this process.
         size: number of processes.
-        host: rank 0's machine, as the others reach it.
+        host: of rank 0, as the others reach it.
         post: sends rank 0's text, its address and the secret, to all (the others pass None).
-        timeout: seconds within which all must have connected.
+        timeout: seconds within which all must connect.
 
     Raises:
-        DistributedError: rank 0 cannot be reached, or a rank did not come.
+        DistributedError: rank 0 cannot be reached, or a rank did not connect.
     """
     if rank:
         return {0: _call(rank, post, timeout)}
@@ -259,19 +259,20 @@ def connect(
             except TimeoutError:
                 late = min({*range(1, size)} - {*connections})
                 raise DistributedError(
-                    f"rank {late} did not come to the watch in {timeout:g} s; do all ranks call "
+                    f"rank {late} did not connect to the failure monitor within {timeout:g} s; do "
+                    "all ranks call "
                     "iso.distributed.init_distributed with the same watch_failures?"
                 ) from None
-            secret, _, number = _introduction(peer).partition(" ")
+            secret, _, peer_rank = _introduction(peer).partition(" ")
             if secret == word:
-                connections[int(number)] = peer
+                connections[int(peer_rank)] = peer
             else:
                 peer.close()  # of another program
     return connections
 
 
 def say_goodbye(connections: Connections) -> None:
-    """Tell the other ends that this process does not die."""
+    """Send the other ends that this process ends normally."""
     for peer in connections.values():
         try:
             peer.sendall(_GOODBYE)
@@ -280,7 +281,7 @@ def say_goodbye(connections: Connections) -> None:
 
 
 def has_died(peer: socket.socket) -> bool:
-    """Whether the other end, which is about to be read from, has ended without a goodbye."""
+    """Whether the other end, whose socket is readable, has ended without a goodbye."""
     try:
         return peer.recv(1) != _GOODBYE
     except OSError:
@@ -304,7 +305,7 @@ def _call(rank: int, post: Callable[[str | None], str], timeout: float) -> socke
 
 
 def _introduction(peer: socket.socket) -> str:
-    """The first line of a connection; there is no other one before its goodbye."""
+    """The first line of a connection; nothing follows before its goodbye."""
     peer.settimeout(_INTRODUCTION)
     try:
         with peer.makefile("rb") as lines:

@@ -1,11 +1,11 @@
-"""The handshake: all processes send a report to rank 0, and hear whether they can run together.
+"""The handshake: all processes send a report to rank 0, and it answers whether they can run.
 
-It comes before JAX's and torch's runtimes start, at the port that rank 0 will give one of them: a
+It happens before JAX's and torch's runtimes start, at the port that rank 0 will use for one: a
 port that is taken, a coordinator that cannot be reached, another run's port, a rank too many or too
-few, and other versions are errors at once, before any runtime hangs. A process sends one line and
-receives two, however many there are.
+few, and different versions are errors at once, before any runtime hangs. A process sends one line
+and receives two, however many there are.
 
-    rank 0:  isoshard-roll-call 1                    at once: this is the right port
+    rank 0:  isoshard-roll-call 1                    at once: this port is rank 0's
     rank 3:  isoshard-roll-call 1 {"rank": 3, ..}
     rank 0:  isoshard-roll-call 1 {"faults": [], "cautions": [], "clock": 1764257820.1}
 
@@ -19,9 +19,9 @@ through JAX's coordination service: `handshake_by_service`.
 isoshard is 0.2 on rank 0 (n0), 0.1 on rank 1 (n1): install one version everywhere, for instance \
 that of rank 0 (n0)
 >>> cautions([first, dataclasses.replace(other, machine="boot b", address="127.0.1.1")])
-['rank 1 (n1) takes its own host name for 127.0.1.1, where other machines cannot reach it, and \
-gloo tells them to: take the name out of the 127. lines of /etc/hosts there, or set \
-GLOO_SOCKET_IFNAME to the interface that leads to the others']
+['rank 1 (n1) resolves its own host name to 127.0.1.1, which other machines cannot reach, and gloo \
+connects to: remove the name from the 127. lines of /etc/hosts there, or set GLOO_SOCKET_IFNAME to \
+the interface that leads to the others']
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ MUST_MATCH = ("isoshard", "jax", "jaxlib", "torch")
 _RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "JOBSET_NAME", "RAY_JOB_ID")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # of Linux: names a machine until its next start
 
-CLOCKS_APART = 5.0
-"""Seconds that clocks may differ without a warning."""
+CLOCK_TOLERANCE = 5.0
+"""Seconds by which clocks may differ without a warning."""
 
 CANNOT_RUN = "the processes cannot run together:"
-"""How an error begins that every process raises."""
+"""The start of the error that every process raises."""
 
 _MARK = b"isoshard-roll-call 1"
 _GREETING = 10.0  # seconds in which rank 0 greets a caller; it does nothing else meanwhile
-_LINGER = 2.0  # seconds in which others still hear of an error
+_LINGER = 2.0  # seconds in which an error is still sent to other ranks
 _LONGEST = 65536
 _STEP = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvReport:
-    """What a process reports of itself.
+    """A process's report to rank 0.
 
     Attributes:
         rank: of the process.
@@ -74,9 +74,9 @@ class EnvReport:
         run: the name that its scheduler gave the run; "" without one.
         host: name of its machine.
         machine: distinguishes machines of one name; "" if nothing does.
-        address: that its machine resolves its own name to; "" if none, or if gloo does not ask.
+        address: to which its machine resolves its own name; "" if none, or if gloo ignores it.
         pid: on its machine.
-        versions: of Python and of the packages that decide what the ranks compile; None: missing.
+        versions: of Python and the packages that affect compiled programs; None: not installed.
     """
 
     rank: int
@@ -114,12 +114,12 @@ def env_report(launch: Launch) -> EnvReport:
 
 
 def conflicts(reports: Sequence[EnvReport]) -> list[str]:
-    """What keeps the processes from running together; of the reports that came, by rank."""
+    """Errors for which the processes cannot run together, from the reports received, by rank."""
     conflicts = []
     if (sizes := _groups(reports, lambda report: report.size)) and len(sizes) > 1:
         text = ", ".join(f"{_these(some)} one of {size}" for size, some in sizes.items())
         conflicts.append(
-            f"the processes do not count alike: {text}. Start them by one command, or set the "
+            f"the processes have different sizes: {text}. Start them by one command, or set the "
             "same count (WORLD_SIZE) in all, and the ranks 0 to count - 1 once each"
         )
     for name in MUST_MATCH:
@@ -137,10 +137,10 @@ def conflicts(reports: Sequence[EnvReport]) -> list[str]:
 
 
 def cautions(reports: Sequence[EnvReport]) -> list[str]:
-    """What may go wrong between the processes, and need not; as for `conflicts`."""
+    """Warnings about problems that may occur between the processes; as for `conflicts`."""
     cautions = []
-    for host, who in _groups(reports, lambda report: report.host).items():
-        machines = _groups(who, lambda report: report.machine)
+    for host, group in _groups(reports, lambda report: report.host).items():
+        machines = _groups(group, lambda report: report.machine)
         if len(machines) > 1:
             text = " and ".join(_ranks(some) for some in machines.values())
             cautions.append(
@@ -148,19 +148,19 @@ def cautions(reports: Sequence[EnvReport]) -> list[str]:
                 "for one, and hangs; give each machine a name of its own (hostnamectl hostname)"
             )
     if len(_groups(reports, lambda report: (report.host, report.machine))) > 1:
-        for address, who in _groups(reports, lambda report: report.address).items():
+        for address, group in _groups(reports, lambda report: report.address).items():
             if address.startswith("127."):
-                take, their = ("takes", "its") if len(who) == 1 else ("take", "their")
+                verb, their = ("resolves", "its") if len(group) == 1 else ("resolve", "their")
                 cautions.append(
-                    f"{_these(who)} {take} {their} own host name for {address}, where other "
-                    "machines cannot reach it, and gloo tells them to: take the name out of the "
-                    "127. lines of /etc/hosts there, or set GLOO_SOCKET_IFNAME to the interface "
-                    "that leads to the others"
+                    f"{_these(group)} {verb} {their} own host name to {address}, which other "
+                    "machines cannot reach, and gloo connects to: remove the name from the 127. "
+                    "lines of /etc/hosts there, or set GLOO_SOCKET_IFNAME to the interface that "
+                    "leads to the others"
                 )
     pythons = _groups(reports, lambda report: str(report.versions.get("python")).rpartition(".")[0])
     if len(pythons) > 1:
-        text = ", ".join(f"{version} on {_these(who)}" for version, who in pythons.items())
-        cautions.append(f"Python is {text}: what one pickles another may not read")
+        text = ", ".join(f"{version} on {_these(group)}" for version, group in pythons.items())
+        cautions.append(f"Python is {text}: objects pickled by one may not load in another")
     return cautions
 
 
@@ -199,47 +199,49 @@ def _version(name: str) -> str | None:
 
 
 def handshake_by_port(report: EnvReport, address: str, timeout: float) -> None:
-    """Shake hands at a port of rank 0, which is free before and after.
+    """Run the handshake at a port of rank 0, which is free before and after.
 
     Args:
         report: of this process.
-        address: "host:port", rank 0's machine as the others reach it.
-        timeout: seconds within which all must have come.
+        address: "host:port" of rank 0, as the others reach it.
+        timeout: seconds within which all must arrive.
 
     Raises:
-        DistributedError: in every process that can be reached: what is wrong.
+        DistributedError: in every process that can be reached, with the reason.
     """
     host, port = split_address(address)
     if report.rank == 0:
-        verdict = _Rank0(report, host, port, timeout).verdict()
+        result = _Rank0(report, host, port, timeout).run()
     else:
-        verdict = _answer(report, host, port, timeout)
-    _obey(report, verdict)
+        result = _connect_to_rank_0(report, host, port, timeout)
+    _apply(report, result)
 
 
 def handshake_by_service(report: EnvReport, timeout: float) -> None:
-    """The same through JAX's coordination service, which runs already."""
+    """Run the handshake through JAX's coordination service, which runs already."""
     text = json.dumps(dataclasses.asdict(report))
     if coordination.arrive("handshake", report.rank, report.size, text):
         coordination.put("handshake/all", "came")
     if report.rank:
-        text = coordination.get("handshake/verdict", timeout + _LINGER)
+        text = coordination.get("handshake/result", timeout + _LINGER)
         if text is None:
-            raise DistributedError(f"{report.name} heard nothing of rank 0 in {timeout:g} s")
-        _obey(report, json.loads(text))
+            raise DistributedError(
+                f"{report.name} received nothing from rank 0 within {timeout:g} s"
+            )
+        _apply(report, json.loads(text))
         return
     coordination.get("handshake/all", timeout)
     by_rank = coordination.values("handshake")
     missing = [rank for rank in range(report.size) if rank not in by_rank]
     reports = [EnvReport(**json.loads(by_rank[rank])) for rank in sorted(by_rank)]
     wrong = conflicts(reports) + ([_missing(missing, report.size, timeout)] if missing else [])
-    verdict = _verdict(wrong, reports)
-    coordination.put("handshake/verdict", json.dumps(_for_others(verdict)))
-    _obey(report, verdict)
+    result = _result(wrong, reports)
+    coordination.put("handshake/result", json.dumps(_for_others(result)))
+    _apply(report, result)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[host]:port"; another text is a `DistributedError`.
+    """Host and port of "host:port" or "[host]:port"; `DistributedError` for any other text.
 
     Example:
         >>> split_address("[fe80::1]:29500")
@@ -255,54 +257,55 @@ def _now() -> float:
     return time.time()
 
 
-def _obey(report: EnvReport, verdict: dict[str, Any]) -> None:
-    """Raise or warn as rank 0 says; compare clocks, as it reaches all at the same time."""
-    if verdict["faults"]:
-        raise DistributedError(CANNOT_RUN + "".join(f"\n  {x}" for x in verdict["faults"]))
-    for caution in verdict["cautions"] if report.rank == 0 else ():
+def _apply(report: EnvReport, result: dict[str, Any]) -> None:
+    """Raise rank 0's errors or warn; compare clocks, as all receive the result at the same time."""
+    if result["faults"]:
+        raise DistributedError(CANNOT_RUN + "".join(f"\n  {x}" for x in result["faults"]))
+    for caution in result["cautions"] if report.rank == 0 else ():
         warnings.warn(caution, ClusterWarning, stacklevel=4)
-    apart = _now() - verdict["clock"]
-    if abs(apart) > CLOCKS_APART:
-        way = "ahead of" if apart > 0 else "behind"
+    offset = _now() - result["clock"]
+    if abs(offset) > CLOCK_TOLERANCE:
+        way = "ahead of" if offset > 0 else "behind"
         warnings.warn(
-            f"the clock of {report.name} is {abs(apart):.0f} s {way} rank 0's: logs, certificates "
+            f"the clock of {report.name} is {abs(offset):.0f} s {way} rank 0's: logs, certificates "
             "and the times of files mislead; start chrony or ntpd on both machines",
             ClusterWarning,
             stacklevel=4,
         )
 
 
-def _verdict(wrong: list[str], reports: list[EnvReport]) -> dict[str, Any]:
+# The keys of the result are those of earlier versions: the handshake must find other versions.
+def _result(wrong: list[str], reports: list[EnvReport]) -> dict[str, Any]:
     return {"faults": wrong, "cautions": [] if wrong else cautions(reports), "clock": _now()}
 
 
-def _for_others(verdict: dict[str, Any]) -> dict[str, Any]:
-    """What is sent to the others: rank 0 alone warns of cautions, of which there may be many."""
-    return {**verdict, "cautions": []}
+def _for_others(result: dict[str, Any]) -> dict[str, Any]:
+    """The result that is sent to the others, without warnings: only rank 0 issues those."""
+    return {**result, "cautions": []}
 
 
 def _missing(ranks: list[int], size: int, timeout: float) -> str:
     listed = ", ".join(map(str, ranks[:16])) + (", .." if len(ranks) > 16 else "")
     return (
-        f"rank{'s' * (len(ranks) > 1)} {listed} of {size} did not come within {timeout:g} s. Have "
-        "they been started, have they failed (see their own output), and do they know the same "
-        "coordinator? A rank too few: start all, or say the smaller count"
+        f"rank{'s' * (len(ranks) > 1)} {listed} of {size} did not connect within {timeout:g} s. "
+        "Were they started, have they failed (see their own output), and do they have the same "
+        "coordinator? If there is a rank too few, start all, or set the smaller count"
     )
 
 
 class _Rank0:
-    """Rank 0's side."""
+    """The handshake in rank 0."""
 
     def __init__(self, report: EnvReport, host: str, port: int, timeout: float):
-        """No other rank has come yet."""
+        """Start with the report of rank 0 only."""
         self.report, self.host, self.port, self.timeout = report, host, port, timeout
         self.reports = {0: report}
         self.wrong: list[str] = []
         self.peers: list[socket.socket] = []
         self.strangers = 0
 
-    def verdict(self) -> dict[str, Any]:
-        """Wait for the others, decide, and send them the result."""
+    def run(self) -> dict[str, Any]:
+        """Wait for the others, and send them the result."""
         end = time.monotonic() + self.timeout
         with (
             _bound(self.port, self.report.size) as listener,
@@ -319,15 +322,17 @@ class _Rank0:
                     else:
                         self._receive(selector, key.fileobj, key.data)
                         end = min(end, time.monotonic() + _LINGER) if self.wrong else end
-            verdict = self._decide()
-            line = _MARK + b" " + json.dumps(_for_others(verdict)).encode() + b"\n"
+            result = self._decide()
+            line = _MARK + b" " + json.dumps(_for_others(result)).encode() + b"\n"
             for peer in self.peers:
                 peer.setblocking(True)
                 peer.settimeout(_GREETING)
                 _send(peer, line)
             for peer in self.peers:
-                _await_end(peer)  # who closes first keeps the port for a minute: not rank 0
-            return verdict
+                _await_end(
+                    peer
+                )  # TIME_WAIT keeps the port of the side that closes first: not rank 0's
+            return result
 
     def _receive(self, selector: selectors.BaseSelector, peer: Any, received: bytearray) -> None:
         try:
@@ -346,25 +351,25 @@ class _Rank0:
         self._count(EnvReport(**fields), peer)
 
     def _count(self, report: EnvReport, peer: socket.socket) -> None:
-        mine = self.report
-        if mine.run and report.run and mine.run != report.run:
+        own = self.report
+        if own.run and report.run and own.run != report.run:
             error = (
-                f"{mine.host}:{self.port} is the port of another run: {report.name} belongs to "
-                f"{report.run}, rank 0 there to {mine.run}. Give each run a coordinator and a port "
+                f"{own.host}:{self.port} is the port of another run: {report.name} belongs to "
+                f"{report.run}, rank 0 there to {own.run}. Give each run a coordinator and a port "
                 "of its own (MASTER_ADDR and MASTER_PORT, or JAX_COORDINATOR_PORT)"
             )
-            _send(peer, _MARK + b" " + json.dumps(_verdict([error], [])).encode() + b"\n")
+            _send(peer, _MARK + b" " + json.dumps(_result([error], [])).encode() + b"\n")
             _await_end(peer)
             return
         self.peers.append(peer)
-        there = self.reports.get(report.rank)
-        if there is not None:
+        first = self.reports.get(report.rank)
+        if first is not None:
             self.wrong.append(
-                f"two processes are rank {report.rank} of {report.size}: process {there.pid} on "
-                f"{there.host} and process {report.pid} on {report.host}. A rank too many: start "
-                "each once, with a number of its own"
+                f"two processes are rank {report.rank} of {report.size}: process {first.pid} on "
+                f"{first.host} and process {report.pid} on {report.host}. A rank too many: start "
+                "each once, with a rank of its own"
             )
-        elif report.size != mine.size or report.rank >= mine.size:
+        elif report.size != own.size or report.rank >= own.size:
             self.wrong += conflicts([*self.reports.values(), report])
         else:
             self.reports[report.rank] = report
@@ -377,15 +382,15 @@ class _Rank0:
             text = _missing(absent, self.report.size, self.timeout)
             if self.strangers:
                 text += (
-                    f". {self.strangers} called that were no ranks of this isoshard: another "
+                    f". {self.strangers} connections were no ranks of this isoshard: another "
                     "version of it, or another program"
                 )
             wrong = [text + _elsewhere(self.host)]
-        return _verdict(list(dict.fromkeys(wrong)), reports)
+        return _result(list(dict.fromkeys(wrong)), reports)
 
 
 def _bound(port: int, size: int) -> socket.socket:
-    """Rank 0's listener, at every address of the machine, or at the one that JAX is to bind."""
+    """Rank 0's listener, at every address of the machine, or at JAX's bind address."""
     host, bind = "", os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
     if bind:
         host, port = split_address(bind)
@@ -400,30 +405,32 @@ def _bound(port: int, size: int) -> socket.socket:
         taken = error.errno == errno.EADDRINUSE
         raise DistributedError(
             f"rank 0 of {size} cannot listen at port {port} of {host or socket.gethostname()}, "
-            "where the others are to find it: "
-            + ("another program has taken it" if taken else str(error))
+            "where the others connect: "
+            + ("another program uses it" if taken else str(error))
             + ". Has a former run not ended? Give the run a free port: MASTER_PORT with torchrun "
             "and its variables, else JAX_COORDINATOR_PORT, the same in all processes"
         ) from None
 
 
-def _answer(report: EnvReport, host: str, port: int, timeout: float) -> dict[str, Any]:
-    """Another rank's side: connect to rank 0 until it answers, or until the time is over."""
-    end, pause, why = time.monotonic() + timeout, 0.02, "nobody was asked"
+def _connect_to_rank_0(report: EnvReport, host: str, port: int, timeout: float) -> dict[str, Any]:
+    """The handshake in another rank: connect until rank 0 sends a result, or until the timeout."""
+    end, pause, why = time.monotonic() + timeout, 0.02, "no connection was tried"
     while time.monotonic() < end:
         try:
             with socket.create_connection((host, port), max(0.1, end - time.monotonic())) as peer:
                 if peer.getsockname() != peer.getpeername():  # a port may call itself
-                    verdict = _verdict_from(peer, report, end)
-                    if verdict is not None:
-                        return verdict
-                why = "what listened there hung up; rank 0 has failed, or does not begin"
+                    result = _result_from(peer, report, end)
+                    if result is not None:
+                        return result
+                why = (
+                    "the listener there closed the connection; rank 0 has failed, or has not begun"
+                )
         except socket.gaierror:
-            why = f"the name {host!r} is not known on this machine"
+            why = f"the name {host!r} cannot be resolved on this machine"
         except ConnectionRefusedError:
-            why = "nobody listens there: rank 0 does not run, or on another machine or port"
+            why = "no process listens there: rank 0 does not run, or on another machine or port"
         except TimeoutError:
-            why = "no answer comes from there: a firewall, a machine that is not, or one that hangs"
+            why = "there is no answer: a firewall, or a machine that does not run or hangs"
         except OSError as error:
             why = str(error)
         time.sleep(pause)
@@ -435,12 +442,12 @@ def _answer(report: EnvReport, host: str, port: int, timeout: float) -> dict[str
     )
 
 
-def _verdict_from(peer: socket.socket, report: EnvReport, end: float) -> dict[str, Any] | None:
-    """What rank 0 sends; None if it closes the connection before."""
+def _result_from(peer: socket.socket, report: EnvReport, end: float) -> dict[str, Any] | None:
+    """The result that rank 0 sends; None if it closes the connection before."""
     host, port = peer.getpeername()[:2]
     foreign = DistributedError(
-        f"what answers at {host}:{port} is not rank 0 of this run, which {report.name} of "
-        f"{report.size} looks for there: another program's port, another version of isoshard, or a "
+        f"the listener at {host}:{port} is not rank 0 of this run, which {report.name} of "
+        f"{report.size} expects there: another program's port, another version of isoshard, or a "
         "run that has begun without this process (a rank too many). Give the run a coordinator "
         "and a port of its own"
     )
@@ -473,7 +480,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 def _send(peer: socket.socket, line: bytes) -> bool:
     try:
         peer.sendall(line)
-    except OSError:  # it has gone, and is missed where ranks are counted
+    except OSError:  # it has ended, and will be reported as missing
         peer.close()
         return False
     return True
@@ -481,18 +488,18 @@ def _send(peer: socket.socket, line: bytes) -> bool:
 
 def _await_end(peer: socket.socket) -> None:
     peer.settimeout(1.0)
-    with contextlib.suppress(OSError), peer:  # it has heard, or has gone
+    with contextlib.suppress(OSError), peer:  # it has received all, or has ended
         peer.recv(1)
 
 
 def _elsewhere(host: str) -> str:
-    """A hint, if the coordinator's name is that of another machine."""
+    """A hint if the coordinator's name is that of another machine."""
     try:
         address = socket.gethostbyname(host)
         with socket.socket() as probe:
             probe.bind((address, 0))
     except socket.gaierror:
-        return f". The coordinator's name {host!r} is not known on rank 0's machine"
+        return f". The coordinator's name {host!r} cannot be resolved on rank 0's machine"
     except OSError:
         return f". {host!r} is no address of rank 0's machine, {socket.gethostname()}"
     return ""

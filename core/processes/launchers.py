@@ -1,4 +1,4 @@
-"""Who started this process, and as which of how many: one table, read from the environment.
+"""The launcher of this process, its rank and the number of ranks, read from the environment.
 
 | launcher | variables | the coordinator's address comes from |
 |---|---|---|
@@ -11,16 +11,16 @@
 | Cloud TPU, alone and under GKE | read by JAX: the metadata server, TPU_WORKER_HOSTNAMES | JAX |
 | Kubernetes, an indexed Job or a JobSet | JOB_COMPLETION_INDEX | JAX, which asks the cluster |
 
-"JAX" is its class for that cluster; JAX_COORDINATOR_ADDRESS takes the place of all of them, and
-JAX_COORDINATOR_PORT that of their port. The first launcher that is there counts: torchrun may run
-below SLURM, and mpirun starts its own steps by srun.
+"JAX" is its class for that cluster; JAX_COORDINATOR_ADDRESS overrides all of them, and
+JAX_COORDINATOR_PORT their port. The first launcher in the table whose variables are set counts:
+torchrun may run below SLURM, and mpirun starts its own steps by srun.
 
 >>> launch_from({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"})
 Launch(launcher='torchrun', rank=1, size=4, local_rank=None, address='n0:29500')
 >>> launch_from({}) is None
 True
 
-Where no launcher has started a process and there may be others, these are the signs:
+Signs of other processes, if no launcher has started this one:
 
 >>> signs_of_others({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
 [('SLURM', ['SLURM_NTASKS=4'], 'start the script by srun: srun python train.py')]
@@ -65,13 +65,13 @@ class Launcher:
 
     Attributes:
         name: of `Processes.launcher`.
-        fix: what to do if variables are missing, or nobody knows the coordinator.
+        fix: what to do if variables or the coordinator are missing.
         marks: alternatives, each of variables that are set together; none: JAX's class decides.
         rank: variable of the rank; "": JAX's class has it.
         size: likewise of the number of processes.
         local: likewise of the rank on its machine; "" if there is none.
         needs: variables that must be set.
-        meets: variables of the coordinator's host and port, if the launcher has some.
+        coordinator: variables of the coordinator's host and port, if the launcher has some.
         clusters: JAX's classes that may have the coordinator; the first one that applies does.
     """
 
@@ -82,7 +82,7 @@ class Launcher:
     size: str = ""
     local: str = ""
     needs: tuple[str, ...] = ()
-    meets: tuple[str, ...] = ()
+    coordinator: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
 
 
@@ -93,12 +93,14 @@ _BY_HAND = (
 )
 _ADDRESS = "Set JAX_COORDINATOR_ADDRESS=HOST:PORT, of rank 0's machine, in every process"
 _OR_MPI4PY = f"{_ADDRESS}, or pip install mpi4py"
-_PLACE = ("RANK", "SIZE", "LOCAL_RANK")
+_MPI_VARIABLES = ("RANK", "SIZE", "LOCAL_RANK")
 
 
 def _torch(name: str, *marks: tuple[str, ...]) -> Launcher:
-    place, meets = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("MASTER_ADDR", "MASTER_PORT")
-    return Launcher(name, _BY_HAND, marks, *place, needs=(*place[:2], *meets), meets=meets)
+    ranks, address = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("MASTER_ADDR", "MASTER_PORT")
+    return Launcher(
+        name, _BY_HAND, marks, *ranks, needs=(*ranks[:2], *address), coordinator=address
+    )
 
 
 def _mpi(name: str, rank: str, size: str, local: str, *clusters: str) -> Launcher:
@@ -110,11 +112,11 @@ LAUNCHERS = (
     _torch("ray", ("RAY_JOB_ID", "RANK", "WORLD_SIZE")),
     _torch("torchrun", ("RANK",), ("WORLD_SIZE",)),
     dataclasses.replace(
-        _mpi("open mpi", *(f"OMPI_COMM_WORLD_{x}" for x in _PLACE), "OmpiCluster"),
+        _mpi("open mpi", *(f"OMPI_COMM_WORLD_{x}" for x in _MPI_VARIABLES), "OmpiCluster"),
         marks=(("OMPI_COMM_WORLD_RANK",),),
     ),
     _mpi("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    _mpi("mvapich", *(f"MV2_COMM_WORLD_{x}" for x in _PLACE)),
+    _mpi("mvapich", *(f"MV2_COMM_WORLD_{x}" for x in _MPI_VARIABLES)),
     Launcher(
         "slurm",
         f"Start the script by srun. {_ADDRESS}, if the first machine of the step is not rank 0's",
@@ -127,21 +129,21 @@ LAUNCHERS = (
     Launcher("cloud tpu", _ADDRESS, clusters=("GceTpuCluster",)),
     Launcher("kubernetes", _BY_HAND, rank="JOB_COMPLETION_INDEX", clusters=("K8sCluster",)),
 )
-"""In the order in which they are looked for."""
+"""In the order in which they are tried."""
 
 
 def jax_cluster(name: str) -> Any:
-    """JAX's class of a name such as "SlurmCluster", if this process runs on such a cluster."""
+    """JAX's class of a cluster, such as "SlurmCluster", if this process runs on one."""
     cluster = CLUSTERS.get(name)
     if cluster is None:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is not installed; `signs_of_others` says more
+        warnings.simplefilter("ignore")  # of missing packages; `signs_of_others` has better advice
         return cluster if cluster.is_env_present() else None
 
 
 def agent_keeps_store() -> bool:
-    """Whether the store of torchrun's variables is its agent's, which outlives the ranks."""
+    """Whether torchrun's agent runs the store at its address, which outlives the ranks."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -150,13 +152,13 @@ def launch_from(env: Mapping[str, str], find: Find = jax_cluster) -> Launch | No
 
     Args:
         env: the environment, `os.environ` as a rule.
-        find: gives a class of JAX by its name, or None, as `jax_cluster` does.
+        find: returns a class of JAX by its name, or None; see `jax_cluster`.
 
     Returns:
-        What they say, or None if no launcher has left any.
+        The launch, or None if there are no variables of a launcher.
 
     Raises:
-        DistributedError: some are missing or are not what they should be; all are listed.
+        DistributedError: variables are missing or invalid; all are listed.
 
     Example:
         >>> launch_from({"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "n0"})
@@ -181,38 +183,38 @@ script runs as one process
 
 
 def coordinator(launch: Launch, timeout: float, find: Find = jax_cluster) -> str | None:
-    """Where the processes of a launch meet.
+    """The coordinator's address of a launch.
 
     Args:
         launch: from `launch_from`.
-        timeout: seconds that JAX may wait for the coordinator's name to be known.
+        timeout: seconds that JAX may wait until the coordinator's name can be resolved.
         find: as for `launch_from`.
 
     Returns:
-        "host:port", or None for a run of one whose launcher says none.
+        "host:port", or None for a single process whose launcher sets none.
 
     Raises:
-        DistributedError: nobody knows it.
+        DistributedError: neither variables nor JAX have it.
     """
     if launch.address:
         return launch.address
-    if given := os.environ.get("JAX_COORDINATOR_ADDRESS"):
-        return given
+    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        return address
     launcher = next(entry for entry in LAUNCHERS if entry.name == launch.launcher)
     cluster = next(filter(None, map(find, launcher.clusters)), None)
     if cluster is not None:
         port = os.environ.get("JAX_COORDINATOR_PORT")
-        return _asked(launcher, cluster.get_coordinator_address, max(1, round(timeout)), port)
+        return _query(launcher, cluster.get_coordinator_address, max(1, round(timeout)), port)
     if launch.size == 1:
         return None
     raise DistributedError(
-        f"rank {launch.rank} of {launch.size} was started by {launch.launcher}, whose variables do "
-        f"not say where the processes meet. {launcher.fix}"
+        f"rank {launch.rank} of {launch.size} was started by {launch.launcher}, whose variables "
+        f"have no coordinator's address. {launcher.fix}"
     )
 
 
 def signs_of_others(env: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
-    """Signs that there may be other processes, where no launcher has started this one.
+    """Signs of other processes, if no launcher has started this one.
 
     Returns:
         For each cluster: its name, the variables as "NAME=value", and what to do.
@@ -228,7 +230,7 @@ def signs_of_others(env: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
 
 
 def _several(value: str) -> bool:
-    """Whether a variable counts more than one, or lists them."""
+    """Whether a variable is a count above 1, or lists several."""
     return int(value) > 1 if value.isdecimal() else "," in value
 
 
@@ -266,22 +268,22 @@ _SIGNS: tuple[tuple[str, Mapping[str, Callable[[str], bool]], str], ...] = (
         "let Ray Train start the processes: a TorchTrainer, or a JaxTrainer on TPUs and GPUs",
     ),
 )
-"""Cluster, its variables and which values of them tell of several processes, what to do."""
+"""Cluster, its variables with a test for values that mean several processes, and what to do."""
 
 
 def _read(launcher: Launcher, env: Mapping[str, str], cluster: Any) -> Launch:
     errors = [f"{name} is not set" for name in launcher.needs if not env.get(name)]
     rank, size = _count(env, launcher.rank, errors), _count(env, launcher.size, errors)
     local = _count(env, launcher.local, errors)
-    address = ":".join(env.get(name, "") for name in launcher.meets) or None
+    address = ":".join(env.get(name, "") for name in launcher.coordinator) or None
     if cluster is not None:
-        rank = _asked(launcher, cluster.get_process_id) if rank is None else rank
-        size = _asked(launcher, cluster.get_process_count)
-        local = _asked(launcher, cluster.get_local_process_id)
+        rank = _query(launcher, cluster.get_process_id) if rank is None else rank
+        size = _query(launcher, cluster.get_process_count)
+        local = _query(launcher, cluster.get_local_process_id)
     if rank is not None and size is not None and rank >= size:
         rank_name, size_name = launcher.rank or "number", launcher.size or "count"
         errors.append(f"{rank_name}={rank} is not below {size_name}={size}")
-    for name in launcher.meets[1:]:
+    for name in launcher.coordinator[1:]:
         port = _count(env, name, errors)
         if port is not None and not 0 < port < 65536:
             errors.append(f"{name}={port} is no port: give 1 to 65535")
@@ -293,13 +295,13 @@ def _read(launcher: Launcher, env: Mapping[str, str], cluster: Any) -> Launch:
     return Launch(launcher.name, rank, size, local, address)
 
 
-def _asked(launcher: Launcher, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a method of JAX's class; it reads servers and files, which all may fail."""
+def _query(launcher: Launcher, method: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a method of JAX's class, which reads servers and files that may fail."""
     try:
-        return ask(*arguments)
+        return method(*arguments)
     except Exception as error:
         raise DistributedError(
-            f"JAX's {ask.__qualname__}, asked since this looks like a process of {launcher.name}, "
+            f"JAX's {method.__qualname__}, called as this looks like a process of {launcher.name}, "
             f"failed: {type(error).__name__}: {error}. {launcher.fix}"
         ) from error
 

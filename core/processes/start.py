@@ -1,10 +1,10 @@
-"""Many processes, one run: JAX's distributed runtime, and torch's beside it.
+"""Starting a run of many processes: JAX's distributed runtime together with torch's.
 
 Started by `torchrun --nproc-per-node 4 train.py`, or by `srun` or `mpirun`, a script begins with
 
     import isoshard as iso
 
-    processes = iso.distributed.init_distributed()   # before any array is made
+    processes = iso.distributed.init_distributed()   # before any array is created
     print(processes.rank, "of", processes.size)
 
 From then on `jax.devices()` lists the devices of all processes, `torch.distributed` has its default
@@ -48,15 +48,15 @@ _OWN_FILES = 512  # of the script itself, its data and libraries
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """This process among those of the run.
+    """This process's rank in the run.
 
     Attributes:
-        rank: number of this process, in JAX and in torch.
+        rank: of this process, in JAX and in torch.
         size: number of processes.
-        local_rank: its number on this machine; 0 if nobody says.
+        local_rank: its rank on this machine; 0 if no variable has it.
         launcher: a name of `isoshard.core.processes.launchers.LAUNCHERS`, such as "torchrun" or
             "slurm"; "jax.distributed" or "torch.distributed" if the script itself had started that
-            one; None: nobody, this process is alone.
+            one; None: this process runs alone.
 
     Example:
         >>> Processes(rank=1, size=4, local_rank=1, launcher="torchrun").size
@@ -85,34 +85,34 @@ def init_distributed(
 
     How the processes find each other is read from the environment: torchrun's variables (where
     they are set by others too), or those of SLURM, MPI, Cloud TPU and Kubernetes, of which JAX
-    knows the coordinator. What the script has started itself, `jax.distributed.initialize` or
-    `torch.distributed.init_process_group`, is kept and the other one started beside it. With none
-    of these the process is a run of one: torch gets a group of size 1, JAX is left as it is; where
-    it looks as if there were others, a `ClusterWarning` says what to do. Without torch only JAX is
-    started. A second call does nothing.
+    finds the coordinator. If the script itself has called `jax.distributed.initialize` or
+    `torch.distributed.init_process_group`, that runtime is used, and the other one started. With
+    none of these this is a run of one process: torch gets a group of size 1, JAX is not changed; if
+    there may be other processes, a `ClusterWarning` has advice. Without torch only JAX is started.
+    A second call does nothing.
 
-    First the processes tell rank 0 who they are, in one exchange: a port that is taken, a rank too
-    many or too few, and other versions of isoshard, JAX or torch are errors in all of them.
+    First the processes report to rank 0, in one exchange: a port that is taken, a rank too many or
+    too few, and different versions of isoshard, JAX or torch are errors in all of them.
 
     On CPUs both communicate by gloo. On GPUs torch gets gloo for CPU and NCCL for CUDA tensors, and
     a process has the one GPU that LOCAL_RANK names, in both frameworks.
 
     A rank that fails ends the others: all know the reason within 2 s and have ended within 5 s, by
     an uncaught exception, a signal or `os._exit`, while they compute or hang in a collective. A
-    machine that falls silent is noticed after `heartbeat` seconds, and JAX ends the others. A rank
-    that comes to its end, be it by `sys.exit`, waits for the others to come to theirs; after
-    `patience` seconds all end with an error that names it.
+    machine that stops responding is noticed after `heartbeat` seconds, and JAX ends the others. A
+    rank that ends, also by `sys.exit`, waits for the others to end; after `patience` seconds all
+    end with an error that names it.
 
     Args:
-        timeout: seconds within which all processes must have come.
-        heartbeat: seconds of silence after which a process counts as dead; at least 1. Not for a
-            runtime that the script has started itself.
-        patience: seconds that a rank which has come to its end waits for the others to come to
-            theirs. Not for a runtime that the script has started itself.
-        local_devices: devices of each process. DTensor wants 1. On CPUs that many virtual ones are
-            made; None: as many as there are.
-        watch_failures: False opens no port for the watch: a failing rank is noticed by its missing
-            heartbeats only.
+        timeout: seconds within which all processes must connect.
+        heartbeat: seconds without a heartbeat after which a process counts as dead; at least 1. Not
+            for a runtime that the script has started itself.
+        patience: seconds that a rank which has ended waits for the others to end. Not for a runtime
+            that the script has started itself.
+        local_devices: devices of each process. DTensor needs 1. On CPUs that many virtual devices
+            are created; None: all that there are.
+        watch_failures: False opens no port for the failure monitor: a failing rank is noticed by
+            its missing heartbeats only.
         preemption: True keeps JAX's preemption service. It catches SIGTERM, so a launcher that
             ends the ranks waits for its own limit (torchrun: 30 s) and kills them.
 
@@ -122,7 +122,7 @@ def init_distributed(
     Raises:
         DistributedError: the environment is incomplete, JAX's devices have started already, a
             process has another number of devices or other versions, the coordinator cannot be
-            reached, or not all processes came in time.
+            reached, or not all processes connected in time.
 
     Example:
         >>> init_distributed()                             # no launcher: a run of one process
@@ -164,15 +164,15 @@ def init_distributed(
 
 
 def raise_file_limit(rank: int, size: int) -> int:
-    """Raise this process's limit of open files, if its run has more connections.
+    """Raise this process's limit of open files if the run needs more connections.
 
-    Systems begin with 1,024 open files for a process. Rank 0 has about five connections to each
+    The usual limit is 1,024 open files for a process. Rank 0 has about five connections to each
     other rank (JAX's service and collectives, torch's store and gloo, the monitor), each other rank
-    two; `python -m benchmarks.cost_of_scale` counts them. Beyond some 200 ranks they are more, and
-    runtimes then fail with messages of their own.
+    two; `python -m benchmarks.cost_of_scale` counts them. Beyond some 200 ranks they exceed the
+    limit, and runtimes fail with unrelated messages.
 
     Returns:
-        The limit now; -1 if there is none. A `ClusterWarning` says if it is too low still.
+        The limit now; -1 if there is none. A `ClusterWarning` is issued if it is still too low.
 
     Example:
         >>> raise_file_limit(0, 2) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -196,7 +196,7 @@ def raise_file_limit(rank: int, size: int) -> int:
 
 
 def _launch() -> Launch | None:
-    """The launch of this process: by a runtime that has started already, or by a launcher."""
+    """The launch of this process: from a runtime that has started already, or a launcher."""
     if coordination.is_started():
         return Launch("jax.distributed", *coordination.rank_and_size(), _local_rank())
     torch = _torch()
@@ -208,7 +208,7 @@ def _launch() -> Launch | None:
 
 
 def _coordinator_address(launch: Launch | None, timeout: float) -> str | None:
-    """The coordinator's address; None: this process is alone."""
+    """The coordinator's address; None: this process runs alone."""
     if launch is None or launch.launcher in _BY_SCRIPT:
         return None if launch is None else launch.address or ""
     return coordinator(launch, timeout)
@@ -240,18 +240,18 @@ def _local_rank() -> int | None:
 
 
 def _gpu(launch: Launch) -> int | None:
-    """The index of this process's GPU among the visible ones; launchers may show it one only."""
+    """The index of this process's GPU among those visible, which may be only its own."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return 0 if visible and "," not in visible else launch.local_rank
 
 
 def _prepare(local_devices: int | None, preemption: bool) -> None:
-    """What must be settled before JAX's devices start."""
+    """Configure JAX before its devices start."""
     if coordination.backend_runs():
         raise DistributedError(
-            "JAX has started its devices already, and this process cannot join the others any "
-            "more; call iso.distributed.init_distributed() before the first array is made and "
-            "before jax.devices() is asked"
+            "JAX has started its devices already, and this process can no longer join the "
+            "others; call iso.distributed.init_distributed() before the first array is created and "
+            "before jax.devices() is called"
         )
     if local_devices is not None and local_devices != 1:
         jax.config.update("jax_num_cpu_devices", local_devices)
@@ -268,8 +268,8 @@ def _start_jax(
     local_devices: int | None,
 ) -> None:
     if torch is not None and (launch.address or launch.launcher in _BY_SCRIPT):
-        own = _address(_host(address), _free_port()) if launch.rank == 0 else None
-        address = torch.tell_processes(own)
+        own_address = _address(_host(address), _free_port()) if launch.rank == 0 else None
+        address = torch.broadcast_message(own_address)
     arguments: dict[str, Any] = {
         "coordinator_address": address,
         "num_processes": launch.size,
@@ -292,7 +292,7 @@ def _start_jax(
 
 
 def _in_time(action: Callable[[], None], timeout: float) -> str | None:
-    """Run `action`; its error. JAX itself would abort the process at its time limit."""
+    """Run `action`, and return its error. JAX would abort the process at its own timeout."""
     errors: list[str] = []
 
     def run() -> None:
@@ -305,12 +305,12 @@ def _in_time(action: Callable[[], None], timeout: float) -> str | None:
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
-        return f"not all had come within {timeout:g} s"
+        return f"not all connected within {timeout:g} s"
     return errors[0] if errors else None
 
 
 def _post(key: str, timeout: float) -> Callable[[str | None], str]:
-    """A function that sends a text of rank 0 to all, through JAX's coordination service."""
+    """A function that broadcasts a text of rank 0, through JAX's coordination service."""
 
     def post(text: str | None) -> str:
         if text is not None:
@@ -318,7 +318,7 @@ def _post(key: str, timeout: float) -> Callable[[str | None], str]:
             return text
         text = coordination.get(key, timeout)
         if text is None:
-            raise DistributedError(f"rank 0 did not say where to meet ({key}) in {timeout:g} s")
+            raise DistributedError(f"rank 0 did not send its address ({key}) within {timeout:g} s")
         return text
 
     return post
@@ -328,7 +328,7 @@ def _monitor(
     launch: Launch, torch: Framework | None, host: str, timeout: float, patience: float
 ) -> None:
     def leave() -> None:
-        jax.distributed.shutdown()  # waits until all have come to their end
+        jax.distributed.shutdown()  # waits until all have ended
         if torch is not None:
             torch.end_processes()
 
@@ -337,18 +337,18 @@ def _monitor(
 
 
 def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -> None:
-    """Compare what runs with what was asked for; this starts the devices."""
-    mine = jax.local_devices()
-    if local_devices is not None and len(mine) != local_devices:
+    """Compare devices and ranks with the arguments; this starts the devices."""
+    devices = jax.local_devices()
+    if local_devices is not None and len(devices) != local_devices:
         raise DistributedError(
-            f"rank {launch.rank} has {len(mine)} {mine[0].platform} devices, not {local_devices}; "
-            + _fix(mine[0].platform, len(mine))
+            f"rank {launch.rank} has {len(devices)} {devices[0].platform} devices, not "
+            f"{local_devices}; " + _fix(devices[0].platform, len(devices))
         )
     joined = torch.processes_joined() if torch is not None else None
     if joined is not None and joined != (launch.rank, launch.size):
         raise DistributedError(
             f"this process is rank {launch.rank} of {launch.size} in JAX, but rank {joined[0]} of "
-            f"{joined[1]} in torch; start both with the same numbers"
+            f"{joined[1]} in torch; start both with the same ranks"
         )
 
 
@@ -365,7 +365,7 @@ def _fix(platform: str, count: int) -> str:
 
 
 def _host(address: str | None) -> str:
-    """The machine of "host:port"; without one, this machine as others may know it."""
+    """The host of "host:port"; without an address, that of this machine."""
     if address:
         return address.rpartition(":")[0].strip("[]")
     try:

@@ -1,8 +1,8 @@
 """SIGTERM as a request: all processes of a run stop at the same step, save, and end in time.
 
-Schedulers take machines away by SIGTERM, and kill what is still there some time later. One process
-may hear of it, or all. `Termination` notes the signal, has the processes agree on a step that none
-of them has begun, and ends a process that has not ended within its grace:
+Schedulers preempt a job by SIGTERM, and kill processes that remain some time later. One process may
+get the signal, or all. `Termination` handles it: the processes agree on a step that none of them
+has begun, and a process that has not ended within its grace is ended:
 
     with iso.distributed.Termination(grace=20) as termination:
         for step in range(start, steps):
@@ -11,9 +11,9 @@ of them has begun, and ends a process that has not ended within its grace:
                 iso.save("run", ..)
                 termination.leave()          # exit status 75: not done, start me again
 
-How they agree: a thread of every process waits for a key of JAX's coordination service. When it is
-set, each puts the number of steps that it has ended and begins no other; the last to do so takes
-the largest of them, and one step later is the last. Nothing is exchanged before a request.
+A thread of every process waits for a key of JAX's coordination service. When it is set, each puts
+the number of steps that it has ended and begins no other; the last process takes the maximum, and
+one step later is the last. Nothing is exchanged before a request.
 
 >>> import os
 >>> with Termination() as termination:
@@ -39,21 +39,20 @@ from isoshard.core.errors import DistributedError
 from . import coordination
 
 _HOUR = 3600.0
-_ENDED, _ASKED = "ended", "asked"
-_numbers = itertools.count()
+_ENDED, _REQUESTED = "ended", "requested"
+_indices = itertools.count()
 
 
 class Termination:
-    """A watch for SIGTERM; all processes make one, in the main thread, after `init_distributed`.
+    """Handler of SIGTERM; all processes create one, in the main thread, after `init_distributed`.
 
     The earlier handlers are restored by `close`, or at the end of a `with`. In a thread,
-    where Python handles no signals, give `signals=()` and call `request` when whoever runs
-    the thread says so.
+    where Python handles no signals, give `signals=()` and call `request` when the run is to end.
 
     Args:
         grace: seconds from the request after which a process that has not ended is ended, with
             status 143. Less than the scheduler waits: torchrun, SLURM and Kubernetes give 30.
-        signals: that ask for it; of processes that take part, any may get one.
+        signals: that request it, in any of the processes.
 
     Attributes:
         STATUS: the exit status of `leave`, 75: EX_TEMPFAIL of sysexits.h, "try again".
@@ -96,18 +95,18 @@ class Termination:
         self._count = 0
         self._leaving = False
         self._last: int | None = None  # the count of the step after which all stop
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._lock = threading.Lock()
         self._deadline: threading.Timer | None = None
         self._rank, self._size = coordination.rank_and_size()
-        self._namespace = f"termination/{next(_numbers)}"
+        self._namespace = f"termination/{next(_indices)}"
         self._listener: threading.Thread | None = None
         if self._size > 1:
             self._listener = _started(self._listen, "isoshard-termination")
         self._wakeup = _Wakeup(signals, self.request)
 
     def reached(self) -> bool:
-        """Whether this step is the last. Every process asks once a step.
+        """Whether this step is the last. Every process calls this once a step.
 
         Returns:
             True in all processes at the same call, and from then on.
@@ -115,21 +114,21 @@ class Termination:
         with self._lock:
             self._count += 1
             if self._size == 1:
-                return self._asked.is_set()
+                return self._requested.is_set()
             return self._last is not None and self._count >= self._last
 
     def request(self) -> None:
-        """Ask for the end, as a signal does; in any thread, of any of the processes."""
-        if self._asked.is_set():
+        """Request the end, as a signal does; in any thread of any process."""
+        if self._requested.is_set():
             return
-        self._asked.set()
+        self._requested.set()
         self._begin_deadline()
         if self._size > 1:
-            # not here, where a signal may have come in the midst of anything
-            _started(lambda: _put(f"{self._namespace}/word", _ASKED), "isoshard-request")
+            # in a thread, as a signal handler may interrupt a request to the service
+            _started(lambda: _put(f"{self._namespace}/word", _REQUESTED), "isoshard-request")
 
     def leave(self) -> NoReturn:
-        """End this process with `STATUS`, after what is in its `finally` blocks.
+        """End this process with `STATUS`, by an exception, so `finally` blocks run.
 
         Raises:
             SystemExit: always.
@@ -138,7 +137,7 @@ class Termination:
         raise SystemExit(self.STATUS)
 
     def close(self) -> None:
-        """Watch no longer. Once a process has, the others are asked for nothing any more."""
+        """Restore the handlers. Once a process has, others can no longer request the end."""
         self._wakeup.close()
         if self._listener is not None:
             # A thread that waits in JAX's service while Python ends would take the process with it.
@@ -149,7 +148,7 @@ class Termination:
             self._deadline.cancel()
 
     def __enter__(self) -> Termination:
-        """Itself."""
+        """The Termination itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -157,12 +156,14 @@ class Termination:
         self.close()
 
     def _listen(self) -> None:
-        """Wait, in a thread of its own, until any process asks; then settle the last step."""
-        with contextlib.suppress(DistributedError):  # the service has gone: the watch ends us
+        """Wait, in a thread of its own, for a request; then agree on the last step."""
+        with contextlib.suppress(
+            DistributedError
+        ):  # the service has ended: the failure monitor ends this process
             text = None
             while text is None:
                 text = coordination.get(f"{self._namespace}/word", _HOUR)
-            if text == _ASKED:
+            if text == _REQUESTED:
                 self._begin_deadline()
                 self._settle()
 
@@ -182,8 +183,8 @@ class Termination:
 
     def _end(self) -> None:
         text = (
-            f"isoshard: rank {self._rank} was asked to end {self._grace:g} s ago and has not; it "
-            "ends now. Checkpoints that were committed are whole. A step and a checkpoint have to "
+            f"isoshard: rank {self._rank} was requested to end {self._grace:g} s ago and has not; "
+            "it ends now. Committed checkpoints are complete. A step and a checkpoint have to "
             "fit into the grace of iso.distributed.Termination\n"
         )
         os.write(2, text.encode())  # not sys.stderr, whose lock a hung thread may hold
@@ -191,10 +192,10 @@ class Termination:
 
 
 class _Wakeup:
-    """Calls a function as soon as a signal comes, also while the main thread is in C code.
+    """Calls a function as soon as a signal arrives, also while the main thread is in C code.
 
     Python runs handlers between two instructions of the main thread, which may be a whole step
-    later; the byte that it writes for whoever has set `signal.set_wakeup_fd` comes at once.
+    later; the byte that it writes to the file of `signal.set_wakeup_fd` arrives at once.
     """
 
     def __init__(self, signals: Sequence[signal.Signals], action: Callable[[], None]) -> None:
@@ -224,18 +225,18 @@ class _Wakeup:
         receiver.close()
         self._ends = None
 
-    def _handle(self, number: int, frame: Any) -> None:
+    def _handle(self, signal_number: int, frame: Any) -> None:
         self._action()
-        before = self._before[signal.Signals(number)]
+        before = self._before[signal.Signals(signal_number)]
         if callable(before):
-            before(number, frame)
+            before(signal_number, frame)
 
     def _wait(self, receiver: socket.socket) -> None:
-        while numbers := receiver.recv(64):
+        while signal_numbers := receiver.recv(64):
             if self._fd != -1:  # asyncio's, for instance
                 with contextlib.suppress(BlockingIOError):
-                    os.write(self._fd, numbers)
-            if self._signals.intersection(numbers):
+                    os.write(self._fd, signal_numbers)
+            if self._signals.intersection(signal_numbers):
                 self._action()
 
 

@@ -1,15 +1,15 @@
 """Equal equations outside of loops are computed once.
 
 The same factor is computed for each parameter of an optimizer. Computed once it is the same value
-for all of them, and what reads it can be batched. Inside of loops nothing changes: there each
-iteration is to look like the others.
+for all of them, and its readers can be batched. Inside loops nothing changes, as there all
+iterations must be equal.
 
 >>> import jax
 >>> flow = EquationFlow.of(jax.make_jaxpr(lambda x, y: ((1.0 - x) * 2.0, (1.0 - x) * y))(1.0, 2.0))
 >>> flow.operands
 [(-1, 0), (2, -2), (-3, 0), (4, 1)]
->>> once, _, skipped = computed_once(flow, [0, 1, 0, 1], [])
->>> once.operands, skipped                             # the second difference is the first
+>>> reduced, _, skipped = eliminate_common(flow, [0, 1, 0, 1], [])
+>>> reduced.operands, skipped                           # the second difference is the first
 ([(-1, 0), (2, -2), (-3, 0), (2, 1)], {2})
 """
 
@@ -20,20 +20,17 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from isoshard.core.repeats.equation_flow import EquationFlow, readers_of
+from isoshard.core.repeats.equation_flow import BARRIERS, EquationFlow, readers_of
 from isoshard.core.repeats.repeated_block import RepeatedBlock
 
-_KEPT = frozenset({"optimization_barrier"})
-"""Primitives that keep others apart on purpose."""
 
-
-def computed_once(
+def eliminate_common(
     flow: EquationFlow, keys: Sequence[int], blocks: Sequence[RepeatedBlock]
 ) -> tuple[EquationFlow, list[RepeatedBlock], set[int]]:
-    """Let all readers of equal equations read the first of them.
+    """Redirect all readers of equal equations to the first of them.
 
     Returns:
-        The flow, the loops, and the equations that nothing reads now; numbers stay.
+        The flow and the loops, with the same indices, and the equations that have no readers now.
     """
     inside = {time for block in blocks for time in range(block.start, block.stop)}
     first_of: dict[Hashable, int] = {}
@@ -43,7 +40,7 @@ def computed_once(
     for time, equation in enumerate(flow.equations):
         if not alias.keys().isdisjoint(operands[time]):
             operands[time] = tuple([alias.get(operand, operand) for operand in operands[time]])
-        if time in inside or equation.effects or equation.primitive.name in _KEPT:
+        if time in inside or equation.effects or equation.primitive.name in BARRIERS:
             continue
         read = tuple(
             [operand if operand >= 0 else _literal(flow, operand) for operand in operands[time]]

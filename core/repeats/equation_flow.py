@@ -1,12 +1,12 @@
-"""A straight-line program as numbers: which equation makes a value, and which ones read it.
+"""The data flow of a jaxpr as indices: the equation that produces a value, and those that read it.
 
 >>> import jax
 >>> flow = EquationFlow.of(jax.make_jaxpr(lambda x, y: (x * y + 2.0, x - y)[0])(1.0, 2.0))
->>> [one.primitive.name for one in flow.equations]           # the difference is not needed
+>>> [eqn.primitive.name for eqn in flow.equations]           # the difference is not needed
 ['mul', 'add']
 >>> flow.operands                                            # -1 is the first literal
 [(0, 1), (2, -1)]
->>> flow.made_by[2:], flow.results
+>>> flow.producers[2:], flow.results
 ([0, 1], [3])
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -22,24 +23,32 @@ import numpy as np
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Literal
 from isoshard.core.runtime.jaxprs import needed, opened
 
+BARRIERS = frozenset({"optimization_barrier"})
+"""Primitives that must not be merged with equal ones."""
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of a value, by its aval."""
+    return math.prod(aval.shape) * aval.dtype.itemsize
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EquationFlow:
-    """What flows where in a jaxpr; equations that nothing needs are left out.
+    """The data flow of a jaxpr, without equations that no result needs.
 
-    A value has a number: inputs first, then constants, then results of equations in order. An
-    operand is the number of a value, or `-1 - k` for literal k.
+    A value is an index: inputs first, then constants, then results of equations in order. An
+    operand is a value, or `-1 - k` for literal k.
 
     Attributes:
-        program: the jaxpr it was made of.
+        program: the jaxpr.
         equations: in order.
         operands: of each equation.
-        outputs: the values that each equation gives.
+        outputs: the values that each equation produces.
         avals: of each value.
-        made_by: of each value the number of its equation; -1 if none makes it.
+        producers: of each value the number of its equation; -1 if none makes it.
         readers: of each value the equations that read it, in order.
         literals: in order of appearance.
-        results: what the program gives, as operands.
+        results: of the program, as operands.
     """
 
     program: ClosedJaxpr
@@ -47,19 +56,19 @@ class EquationFlow:
     operands: list[tuple[int, ...]]
     outputs: list[tuple[int, ...]]
     avals: list[Any]
-    made_by: list[int]
+    producers: list[int]
     readers: list[list[int]]
     literals: list[Any]
     results: list[int]
 
     @property
     def inputs(self) -> int:
-        """How many inputs the program has; their values have the first numbers."""
+        """How many inputs the program has; these are the first values."""
         return len(opened(self.program).invars)
 
     @functools.cached_property
-    def read_together(self) -> list[tuple[int, list[int]]]:
-        """Equations that read several inputs of the program, and these."""
+    def joint_reads(self) -> list[tuple[int, list[int]]]:
+        """Equations that read several inputs of the program, with these inputs."""
         inputs = self.inputs
         result = [
             (time, [operand for operand in dict.fromkeys(operands) if 0 <= operand < inputs])
@@ -70,23 +79,23 @@ class EquationFlow:
 
     @functools.cached_property
     def reads(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], ...]:
-        """Which equation reads what which other one makes: the numbers of both."""
+        """Pairs of equations, as two arrays: a reader, and the producer of a value it reads."""
         counts = [len(operand) for operand in self.operands]
         times = np.repeat(np.arange(len(counts)), counts)
         operands = np.array([value for read in self.operands for value in read], dtype=np.int64)
-        makers = np.array([*self.made_by, -1], dtype=np.int64)[np.maximum(operands, -1)]
+        makers = np.array([*self.producers, -1], dtype=np.int64)[np.maximum(operands, -1)]
         reads = (operands >= 0) & (makers >= 0)
         return times[reads], makers[reads]
 
     @classmethod
     def of(cls, program: ClosedJaxpr) -> EquationFlow:
-        """Number the values of a program."""
+        """The flow of a program."""
         jaxpr = opened(program)
         equations = needed(jaxpr.eqns, jaxpr.outvars)
         inputs = [*jaxpr.invars, *jaxpr.constvars]
         indices = {variable: index for index, variable in enumerate(inputs)}
         avals = [variable.aval for variable in inputs]
-        made_by = [-1] * len(inputs)
+        producers = [-1] * len(inputs)
         literals: list[Any] = []
 
         def operand(atom: Any) -> int:
@@ -102,12 +111,12 @@ class EquationFlow:
             for variable in equation.outvars:
                 indices[variable] = len(avals)
                 avals.append(variable.aval)
-                made_by.append(time)
+                producers.append(time)
             outputs.append(tuple(range(begin, len(avals))))
         results = [operand(atom) for atom in jaxpr.outvars]
         readers = readers_of(operands, len(avals))
         return cls(
-            program, equations, operands, outputs, avals, made_by, readers, literals, results
+            program, equations, operands, outputs, avals, producers, readers, literals, results
         )
 
     def variables(self) -> list[Any]:
@@ -117,7 +126,7 @@ class EquationFlow:
         return [*jaxpr.invars, *jaxpr.constvars, *variables]
 
     def aval(self, operand: int) -> Any:
-        """What an operand is: its shape and dtype.
+        """The aval of an operand.
 
         Args:
             operand: a value or a literal.

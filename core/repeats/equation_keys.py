@@ -1,9 +1,8 @@
 """Equal equations have equal keys: primitive, parameters by value, shapes and dtypes.
 
 Which values an equation reads is no part of its key, nor are literals' values: those may differ
-from one repeat to the next. Programs inside (`jit`, `scan`) are compared by what they compute, up
-to the names of their variables. Of a `slice` the position is left out: `table[0]`, `table[1]`, ..
-are rows of one table.
+from one repeat to the next. Subjaxprs (of `jit`, `scan`) are compared up to the names of their
+variables. The key of a `slice` has no position: `table[0]`, `table[1]`, .. are rows of one table.
 
 >>> import jax
 >>> def program(x, y):
@@ -27,8 +26,8 @@ from isoshard.core.runtime.jaxprs import opened
 
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
 _MARK = re.compile(r"(?<=^gradient:).*|\d+")
-"""Of a name what may differ between layers: their numbers, and whose output has this gradient (what
-is before the first layer is no layer)."""
+"""The part of a name that may differ between layers: their indices, and the module whose output has
+this gradient (before the first layer it is no layer)."""
 _BY_VALUE = 4096
 """Arrays in parameters are compared by value up to this many bytes, larger ones by identity."""
 
@@ -36,12 +35,12 @@ _BY_VALUE = 4096
 def equation_keys(
     flow: EquationFlow, *, differentiated: bool = False
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A number for each equation; those that compute the same have the same one.
+    """A key for each equation, as an integer; equations that compute the same have equal keys.
 
     Args:
         flow: of the program. An equation with effects has a key of its own.
-        differentiated: derivatives of the program are still taken, so functions with a derivative
-            of their own are equal only if their rules are the same objects.
+        differentiated: the program will be differentiated, so functions with a custom derivative
+            are equal only if their rules are the same objects.
     """
     keys = _Keys(differentiated)
     kinds = [keys.aval(aval) for aval in flow.avals]
@@ -58,7 +57,7 @@ def equation_keys(
 
 
 class _Keys:
-    """Keys of parameters, programs and avals; each object is looked at once."""
+    """Keys of parameters, programs and avals; each object's key is computed once."""
 
     def __init__(self, differentiated: bool) -> None:
         self._differentiated = differentiated
@@ -67,7 +66,7 @@ class _Keys:
         self._numbers: dict[Hashable, int] = {}
 
     def of(self, equation: Any) -> Hashable:
-        """The key of an equation but for its operands."""
+        """The key of an equation, without its operands."""
         params, primitive = equation.params, equation.primitive
         cached = self._parametrized.get((id(params), primitive))
         if cached is None:
@@ -76,19 +75,19 @@ class _Keys:
         return (
             cached[1],
             tuple([self.aval(variable.aval) for variable in equation.outvars]),
-            self._once(equation.ctx, self._context),
+            self._interned(equation.ctx, self._context),
         )
 
     def _params(self, equation: Any) -> Hashable:
-        """The key of its primitive and parameters."""
+        """The key of an equation's primitive and parameters."""
         name = equation.primitive.name
         params = equation.params
         if name == "slice":
             params = {"strides": params["strides"] or (1,) * len(params["start_indices"])}
-        elif name == "name" and not self._differentiated:  # no policy asks for it any more
+        elif name == "name" and not self._differentiated:  # no remat policy reads the name any more
             params = {"name": _MARK.sub("*", params["name"])}
         elif not self._differentiated and name.startswith(_WITH_RULES):
-            # What is left out are rules for a derivative that is not taken any more.
+            # Rules for derivatives that will not be taken are left out of the key.
             static_types = ClosedJaxpr | Jaxpr | int | str
             params = {
                 key: value for key, value in params.items() if isinstance(value, static_types)
@@ -100,9 +99,9 @@ class _Keys:
 
     def aval(self, aval: Any) -> int:
         """The key of a shape and dtype."""
-        return self._once(aval, lambda value: value)
+        return self._interned(aval, lambda value: value)
 
-    def _once(self, value: Any, key: Any) -> int:
+    def _interned(self, value: Any, key: Any) -> int:
         cached = self._seen.get(id(value))
         if cached is None:
             index = self._numbers.setdefault(key(value), len(self._numbers))
@@ -122,9 +121,9 @@ class _Keys:
         if type(value) is float:
             return float, repr(value)
         if isinstance(value, ClosedJaxpr):
-            return self._once(value, self._closed)
+            return self._interned(value, self._closed)
         if isinstance(value, Jaxpr):
-            return self._once(value, self._program)
+            return self._interned(value, self._program)
         if isinstance(value, tuple | list):
             return type(value), *[self._value(value) for value in value]
         if isinstance(value, dict):
@@ -134,12 +133,12 @@ class _Keys:
         try:
             hash(value)
         except TypeError:
-            return self._once(value, lambda value: ("object", id(value)))
+            return self._interned(value, lambda value: ("object", id(value)))
         return type(value), value
 
     def _array(self, value: Any) -> Hashable:
         if getattr(value, "nbytes", _BY_VALUE + 1) > _BY_VALUE or value.dtype == object:
-            return self._once(value, lambda value: ("object", id(value)))
+            return self._interned(value, lambda value: ("object", id(value)))
         value = np.asarray(value)
         return "array", value.shape, str(value.dtype), value.tobytes()
 
@@ -150,16 +149,16 @@ class _Keys:
             else ("object", id(const))
             for const in program.consts
         ]
-        return "closed", self._once(opened(program), self._program), *consts
+        return "closed", self._interned(opened(program), self._program), *consts
 
     def _program(self, program: Any) -> Hashable:
         indices: dict[Any, int] = {}
 
-        def atom(one: Any) -> Hashable:
-            if isinstance(one, Literal):
-                value = np.asarray(one.val)
-                return "literal", value.tobytes(), self.aval(one.aval)
-            return indices[one]
+        def atom_key(atom: Any) -> Hashable:
+            if isinstance(atom, Literal):
+                value = np.asarray(atom.val)
+                return "literal", value.tobytes(), self.aval(atom.aval)
+            return indices[atom]
 
         def new(variables: Any) -> Hashable:
             for variable in variables:
@@ -168,11 +167,11 @@ class _Keys:
 
         key: list[Hashable] = [new(program.constvars), new(program.invars)]
         for equation in program.eqns:
-            operands = tuple([atom(var) for var in equation.invars])
+            operands = tuple([atom_key(var) for var in equation.invars])
             position: Hashable = ()
             if equation.primitive.name == "slice":
                 position = equation.params["start_indices"]
             key.append((self.of(equation), position, operands))
             new(equation.outvars)
-        key.append(tuple([atom(var) for var in program.outvars]))
+        key.append(tuple([atom_key(var) for var in program.outvars]))
         return "program", *key

@@ -1,6 +1,6 @@
-"""The order in which loops, batched equations and single ones run.
+"""The order in which loops, batched equations and single equations run.
 
-A batched equation stands for equations all over the program, so the old order no longer fits.
+A batched equation replaces equations all over the program, so their order changes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.repeated_block import RepeatedBlock
 
 Step = tuple[str, int]
-"""("loop", its number), ("batch", its number) or ("equation", its number)."""
+"""A kind, "loop", "batch" or "equation", with an index of that kind."""
 
 
 class StepOrder:
-    """Which steps wait for which.
+    """The dependencies between steps.
 
     Args:
         flow: of the program. Equations with effects keep their order.
         blocks: the loops.
-        batched_in: of equations that are batched, the number of the batch.
+        batched_in: the batch of each batched equation.
         skipped: equations that do not run.
-        within: of batches that run in a loop, the number of the loop.
+        within: the loop of each batch that runs in one.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class StepOrder:
         skipped: Collection[int] = (),
         within: Mapping[int, int] | None = None,
     ) -> None:
-        """Number each step by its first equation."""
+        """Identify each step by its first equation."""
         self._steps: dict[int, Step] = {}
         self._step_of = self._numbered(flow, blocks, batched_in, skipped, within or {})
         self._numbers = {step: index for index, step in self._steps.items()}
@@ -87,11 +87,10 @@ class StepOrder:
         return self._steps[self._step_of[time]]
 
     def ordered(self) -> tuple[list[Step], set[int]]:
-        """Put steps in an order in which each comes after what it reads.
+        """Order the steps topologically.
 
         Returns:
-            The steps; and, if batches wait for each other, the numbers of these (the steps are of
-            no use then).
+            The steps; and the batches of a cycle, if there is one (the steps are incomplete then).
         """
         left = {step: len(before) for step, before in self._waits.items()}
         ready = [step for step, index in left.items() if not index]
@@ -105,10 +104,10 @@ class StepOrder:
                 left[follower] -= 1
                 if not left[follower]:
                     heapq.heappush(ready, follower)
-        return order, self._circle(left) if left else set()
+        return order, self._cycle(left) if left else set()
 
     def following(self, step: Step) -> set[Step]:
-        """The steps that wait for one, or for a step that does."""
+        """The steps that depend on a step, directly or not."""
         following: set[int] = set()
         pending = [self._numbers[step]]
         while pending:
@@ -119,8 +118,8 @@ class StepOrder:
             pending += new
         return {self._steps[value] for value in following}
 
-    def _circle(self, left: Mapping[int, int]) -> set[int]:
-        """The batches on one circle of steps that wait for each other."""
+    def _cycle(self, left: Mapping[int, int]) -> set[int]:
+        """The batches of a cycle of steps that depend on each other."""
         path: list[int] = []
         visited: dict[int, int] = {}
         first = functools.partial(min, key=self._steps.__getitem__)
@@ -134,7 +133,7 @@ class StepOrder:
 
 
 def _waits(flow: EquationFlow, step_of: Sequence[int], steps: Iterable[int]) -> dict[int, set[int]]:
-    """Which steps each waits for."""
+    """The steps that each step depends on directly."""
     waits: dict[int, set[int]] = {step: set() for step in sorted(steps)}
     indices = np.array(step_of, dtype=np.int64)
     later, earlier = (indices[times] for times in flow.reads)

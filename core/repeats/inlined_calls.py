@@ -1,13 +1,13 @@
-"""A program with its small `jit` calls written out, as a compiler writes them out.
+"""A program with its small `jit` calls inlined, as a compiler inlines them.
 
-What is inside of a call is then seen: of `jnp.where(mask, x, 0.0)` the zeros are a constant, which
-no loop has to keep for the next.
+The equations inside a call are then visible: the zeros of `jnp.where(mask, x, 0.0)` are a
+constant, which no loop has to save for the next.
 
 >>> import jax, jax.numpy as jnp
 >>> program = jax.make_jaxpr(lambda x: jnp.where(x > 0, x, 0.0))(jnp.ones(4))
->>> [one.primitive.name for one in program.eqns]
+>>> [eqn.primitive.name for eqn in program.eqns]
 ['gt', 'jit']
->>> [one.primitive.name for one in inlined(program).eqns]
+>>> [eqn.primitive.name for eqn in inlined(program).eqns]
 ['gt', 'convert_element_type', 'broadcast_in_dim', 'select_n']
 """
 
@@ -21,22 +21,22 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
 from isoshard.core.runtime.jaxprs import CALLS, equations, jaxprs_inside
 from isoshard.core.runtime.jaxprs import inlined as inlined_once
 
-_WRITTEN_OUT = ("jit", "closed_call", "eval_jaxpr", "custom_vjp_call", "split_operator")
-_BODY = {name: CALLS[name] for name in _WRITTEN_OUT}
+_INLINED = ("jit", "closed_call", "eval_jaxpr", "custom_vjp_call", "split_operator")
+_BODY = {name: CALLS[name] for name in _INLINED}
 """Primitive that calls one program with its operands -> the parameter that has it."""
 
 
 def inlined(program: ClosedJaxpr, holding: str = "") -> ClosedJaxpr:
-    """Write out calls of `jit` that hold no program of their own, and say nothing of layouts.
+    """Inline calls of `jit` without inner calls, shardings or donation.
 
     Args:
-        program: any closed jaxpr; loops, branches, derivatives and calls with these in them stay as
-            they are.
-        holding: the name of a primitive: instead of these, all calls are written out that hold one
-            at any depth, also where a function has a gradient of its own.
+        program: any closed jaxpr; loops, branches, custom derivatives and calls with these in them
+            are not inlined.
+        holding: the name of a primitive: instead, all calls with such a primitive at any depth are
+            inlined, also of functions with a custom derivative.
 
     Returns:
-        The same program; the one given if there are no such calls.
+        The program; `program` itself if there are no such calls.
     """
 
     if not holding:
@@ -47,7 +47,7 @@ def inlined(program: ClosedJaxpr, holding: str = "") -> ClosedJaxpr:
 
 
 def _call_with(eqn: Any, name: str) -> Any:
-    """What a call that can be written out calls, if it has a primitive in it."""
+    """The body of a call that can be inlined, if it has a primitive in it."""
     body = eqn.params.get(_BODY.get(eqn.primitive.name, ""))
     if body is None or body.consts:
         return None
@@ -55,7 +55,7 @@ def _call_with(eqn: Any, name: str) -> Any:
 
 
 def _small_call(eqn: Any) -> Any:
-    """What a `jit` without programs inside, shardings, donation or effects calls."""
+    """The body of a `jit` call without subjaxprs, shardings, donation or effects."""
     params = eqn.params
     if eqn.primitive.name != "jit" or params["jaxpr"].consts or eqn.effects:
         return None

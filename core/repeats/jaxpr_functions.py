@@ -1,4 +1,4 @@
-"""Equations as a function, that of each row, and what a loop may carry."""
+"""Equations as a function, mapped over rows, and values that a loop can carry."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def function_of(variables: list[Any], results: Sequence[Any], equations: list[An
     """A function that evaluates equations.
 
     Args:
-        variables: what it is given.
-        results: what it returns, as a list.
+        variables: of the arguments.
+        results: variables or literals that it returns, as a list.
         equations: in order.
     """
     effects: Any = frozenset().union(*[equation.effects for equation in equations])
@@ -27,29 +27,29 @@ def function_of(variables: list[Any], results: Sequence[Any], equations: list[An
 
 
 def strong(array: Any) -> Any:
-    """An array without JAX's weak type, which a loop may not carry."""
+    """An array without JAX's weak type, which would change the type of a loop's carry."""
     if getattr(jax.typeof(array), "weak_type", False):
         return jax.lax.convert_element_type(array, array.dtype)
     return array
 
 
-def over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
-    """A function of each row; one after the other where a primitive has no rule for all at once.
+def over_rows(run: Any, axes: Sequence[int | None], args: Sequence[Any], count: int) -> Any:
+    """A function mapped over rows, by `jax.vmap`, or one by one for want of a batching rule.
 
     Args:
         run: the function.
-        axes: 0 for an argument that has rows, None for one that is the same for all.
-        given: the arguments.
+        axes: 0 for an argument that has rows, None for one without.
+        args: the arguments.
         count: how many rows there are.
     """
     try:
-        return jax.vmap(run, in_axes=axes)(*given)
+        return jax.vmap(run, in_axes=axes)(*args)
     except NotImplementedError:
         rows = [
             run(
                 *[
                     value if axis is None else value[row]
-                    for value, axis in zip(given, axes, strict=True)
+                    for value, axis in zip(args, axes, strict=True)
                 ]
             )
             for row in range(count)

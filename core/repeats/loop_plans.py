@@ -1,8 +1,8 @@
-"""What a loop reads from which array, and what it gives.
+"""The arrays that a loop reads and outputs.
 
-Loops are planned in the order of the program. The first one that reads some inputs decides the
-order of their stack; a later one that goes the other way runs in reverse, so that what it makes
-lies in the same order.
+Loops are planned in the order of the program. The first loop that reads some inputs decides the
+order of their stack; a later loop of the opposite direction runs in reverse, so that its outputs
+have the same order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class RecomputedEquation:
     Values of all iterations are in the order of arrays.
 
     Attributes:
-        equation: the one of the first iteration of the earlier loop.
-        operands: the values of all iterations, or one value or literal that does not change.
+        equation: that of the earlier loop's first iteration.
+        operands: the values of all iterations, or a single loop-invariant value or literal.
         results: the values of all iterations of each result.
     """
 
@@ -38,12 +38,12 @@ class LoopPlan:
 
     Attributes:
         block: its iterations.
-        reverse: the last element of arrays is the one of the first iteration.
-        reads: arrays by the values of their elements, in the order of the leading axis, and where
-            in the array they are; None: all, in order.
-        sliced: equations of an iteration that do not run, and the array that their results are
-            read from: slices at different positions of one value, and what an earlier loop has.
-        repeated: equations of loops before it that it computes again.
+        reverse: the last element of arrays is that of the first iteration.
+        reads: arrays by the values of their elements, in the order of the leading axis, with the
+            rows that have these; None: all, in order.
+        sliced: equations of an iteration that do not run, and the array from which their results
+            are read: slices of one value at different positions, and outputs of an earlier loop.
+        repeated: equations of earlier loops that this one recomputes.
     """
 
     block: RepeatedBlock
@@ -59,21 +59,21 @@ class LoopPlan:
 
 def planned(
     flow: EquationFlow,
-    number: int,
+    loop: int,
     block: RepeatedBlock,
     stacks: StackedValues,
     label: Callable[[int], Hashable],
 ) -> LoopPlan:
-    """Decide what a loop reads; its arrays are added to the stacks.
+    """Choose the arrays that a loop reads, and add its arrays to the stacks.
 
     Args:
         flow: of the program.
-        number: of the loop.
+        loop: index of the loop.
         block: its iterations.
         stacks: the arrays so far.
         label: of an input; only inputs with equal labels are stacked.
     """
-    families = dict.fromkeys(one for one in block.outside.values() if len(set(one)) > 1)
+    families = dict.fromkeys(family for family in block.outside.values() if len(set(family)) > 1)
     plan = LoopPlan(block, _backwards(families, stacks), {}, {})
     for family in families:
         values = plan.in_order(family)
@@ -92,14 +92,14 @@ def planned(
             array = StackedArray(values, "gathered")
         plan.reads[values] = stacks.add(array), None
     for equation in _sliced(flow, block):
-        index = flow.outputs[block.start + equation][0] - int(block.firsts[0])
-        values = plan.in_order(block.made_as(index))
-        plan.sliced[equation] = stacks.add(StackedArray(values, "sliced", number, equation))
-    for index in range(block.made):
-        stacks.add(StackedArray(plan.in_order(block.made_as(index)), "made", number, index))
-    for slot, ((carried, first), _) in enumerate(block.carried.items()):
-        values = first, *block.made_as(block.made + carried)[:-1]
-        stacks.add(StackedArray(plan.in_order(values), "carried", number, slot))
+        output = flow.outputs[block.start + equation][0] - int(block.firsts[0])
+        values = plan.in_order(block.values_of(output))
+        plan.sliced[equation] = stacks.add(StackedArray(values, "sliced", loop, equation))
+    for output in range(block.output_count):
+        stacks.add(StackedArray(plan.in_order(block.values_of(output)), "output", loop, output))
+    for slot, (output, first) in enumerate(block.carried):
+        values = first, *block.values_of(block.output_count + output)[:-1]
+        stacks.add(StackedArray(plan.in_order(values), "carried", loop, slot))
     return plan
 
 
@@ -109,7 +109,7 @@ def stackable(
     stacks: StackedValues,
     label: Callable[[int], Hashable],
 ) -> bool:
-    """Whether values are inputs that can be one stack.
+    """Whether values are inputs that can be stacked.
 
     Args:
         flow: of the program.
@@ -121,14 +121,16 @@ def stackable(
         min(values) >= 0
         and max(values) < flow.inputs
         and len(set(values)) == len(values)
-        and len({label(one) for one in values}) == 1
-        and len({(flow.avals[one].shape, flow.avals[one].dtype) for one in values}) == 1
-        and not any(one.origin == "input" for value in values for one in stacks.homes(value))
+        and len({label(value) for value in values}) == 1
+        and len({(flow.avals[value].shape, flow.avals[value].dtype) for value in values}) == 1
+        and not any(
+            array.origin == "input" for value in values for array in stacks.containing(value)
+        )
     )
 
 
 def _backwards(families: dict[tuple[int, ...], None], stacks: StackedValues) -> bool:
-    """Whether most of what is read lies in the opposite order."""
+    """Whether most of the arrays read are in the opposite order."""
     votes = 0
     for family in families:
         find = stacks.find(family)
@@ -140,17 +142,17 @@ def _backwards(families: dict[tuple[int, ...], None], stacks: StackedValues) -> 
 def _sliced(flow: EquationFlow, block: RepeatedBlock) -> list[int]:
     """Equations of an iteration that slice a value from outside at different positions."""
     return [
-        block.places[position]
+        block.equation_of[position]
         for position, values in block.outside.items()
-        if flow.equations[block.start + block.places[position]].primitive.name == "slice"
+        if flow.equations[block.start + block.equation_of[position]].primitive.name == "slice"
         and len(set(values)) == 1
-        and len(slice_positions(flow, block, block.places[position])) > 1
+        and len(slice_positions(flow, block, block.equation_of[position])) > 1
     ]
 
 
 def slice_positions(
     flow: EquationFlow, block: RepeatedBlock, equation: int
 ) -> set[tuple[int, ...]]:
-    """Where a slice begins, in all iterations."""
+    """The start indices of a slice in all iterations."""
     times = range(block.start + equation, block.stop, block.period)
     return {tuple(flow.equations[time].params["start_indices"]) for time in times}

@@ -1,4 +1,4 @@
-"""Stretches of a sequence of numbers that repeat with one period.
+"""Ranges of a sequence of integers that repeat with one period.
 
 >>> periodic_runs(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 8, 8]))
 [PeriodicRun(start=1, period=3, length=10)]
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
+Keys = np.ndarray[Any, np.dtype[np.int64]]
 
 _PERIODS = 24
-"""How many periods are tried in a stretch: those that most windows come back after."""
+"""How many periods are tried in a range: those after which most windows repeat."""
 
 _WINDOWS = (16, 4, 1)
 """Lengths of the windows that are compared; long ones find layers, short ones small bodies."""
@@ -22,12 +22,12 @@ _WINDOWS = (16, 4, 1)
 
 @dataclasses.dataclass(frozen=True)
 class PeriodicRun:
-    """A stretch in which each number equals the one a period before it.
+    """A range in which each key equals that a period before it.
 
     Attributes:
-        start: where it begins.
-        period: how long one repeat is.
-        length: of the whole, not always a multiple of the period.
+        start: of the run.
+        period: of a repeat.
+        length: of the run, not always a multiple of the period.
     """
 
     start: int
@@ -35,8 +35,8 @@ class PeriodicRun:
     length: int
 
 
-def periodic_runs(keys: Numbers, at_least: int = 3) -> list[PeriodicRun]:
-    """The runs of a sequence, without overlap, in order; those that save most come first."""
+def periodic_runs(keys: Keys, at_least: int = 3) -> list[PeriodicRun]:
+    """The runs of a sequence, without overlap, in order; chosen greedily by what they save."""
     result: list[PeriodicRun] = []
     stretches = [(0, len(keys))]
     while stretches:
@@ -50,7 +50,7 @@ def periodic_runs(keys: Numbers, at_least: int = 3) -> list[PeriodicRun]:
     return sorted(result, key=lambda run: run.start)
 
 
-def _best(keys: Numbers, at_least: int) -> PeriodicRun | None:
+def _best(keys: Keys, at_least: int) -> PeriodicRun | None:
     best = None
     saved = 0
     for period in _periods(keys, at_least):
@@ -63,8 +63,8 @@ def _best(keys: Numbers, at_least: int) -> PeriodicRun | None:
     return best
 
 
-def _periods(keys: Numbers, at_least: int) -> list[int]:
-    """Distances after which equal windows come back, the most frequent ones."""
+def _periods(keys: Keys, at_least: int) -> list[int]:
+    """The most frequent distances between equal windows."""
     counts: dict[int, int] = {}
     for window in _WINDOWS:
         if len(keys) < window * at_least:
@@ -80,8 +80,8 @@ def _periods(keys: Numbers, at_least: int) -> list[int]:
     )[: 2 * _PERIODS]
 
 
-def _hashes(keys: Numbers, window: int) -> Numbers:
-    """One number for each window of so many numbers; `window` is a power of two."""
+def _hashes(keys: Keys, window: int) -> Keys:
+    """A hash of each window of the keys; `window` is a power of two."""
     hashes = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
     width = 1
     while width < window:
@@ -92,15 +92,15 @@ def _hashes(keys: Numbers, window: int) -> Numbers:
     return hashes.view(np.int64)
 
 
-def _distances(hashes: Numbers) -> Numbers:
-    """From each window to the next equal one."""
+def _distances(hashes: Keys) -> Keys:
+    """The distance from each window to the next equal one."""
     order = np.argsort(hashes, kind="stable")
     same = hashes[order[1:]] == hashes[order[:-1]]
     return (order[1:] - order[:-1])[same]
 
 
-def _matching(keys: Numbers, period: int) -> tuple[Numbers, Numbers]:
-    """Where keys equal the ones a period later: begins of stretches, and their lengths."""
+def _matching(keys: Keys, period: int) -> tuple[Keys, Keys]:
+    """The ranges in which keys equal those a period later: their starts and lengths."""
     same = np.concatenate(([False], keys[period:] == keys[:-period], [False]))
     borders = np.flatnonzero(same[1:] != same[:-1])
     return borders[::2], borders[1::2] - borders[::2]

@@ -1,10 +1,10 @@
-"""What a loop can compute again is not kept for it by the loop before.
+"""Values that a loop recomputes instead of reading them from an earlier loop.
 
-The forward of a layer makes many values that its backward reads. Where layers stay unrolled a
-compiler fuses: it keeps some, and computes what follows from them by elementwise operations again.
-Between two loops it cannot do so, and each of these values would be an array over all layers. So a
-later loop repeats the cheap equations of an earlier one, on what it reads anyway, and reads one
-array in the place of several that are made of it.
+The forward of a layer produces many values that its backward reads. In an unrolled program a
+compiler fuses: it saves some, and recomputes others from them by elementwise operations. Between
+two loops it cannot do so, and each of these values would be an array over all layers. So a later
+loop recomputes cheap equations of an earlier one from values that it reads anyway, and reads one
+array instead of several that are computed from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import EquationFlow, nbytes
 from isoshard.core.repeats.loop_plans import LoopPlan, RecomputedEquation
 from isoshard.core.repeats.stacked_values import StackedValues
 from isoshard.core.runtime.jaxprs import jaxprs_inside
@@ -38,18 +38,18 @@ _CHEAP = frozenset(
         ),
     )
 )
-"""Primitives that cost no more than reading their result would. Exponentials are not among them."""
+"""Primitives that cost no more than reading their results. Exponentials cost more."""
 
 
 def recomputed(
     flow: EquationFlow, plans: Sequence[LoopPlan], stacks: StackedValues
 ) -> list[LoopPlan]:
-    """Let loops compute again what is cheap."""
+    """The plans, with loops that recompute cheap values of earlier ones."""
     return [_Later(flow, plans, stacks, plan).changed() for plan in plans]
 
 
 class _Later:
-    """One loop, and what it repeats of those before it."""
+    """A loop, and the equations of earlier loops that it recomputes."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class _Later:
         stacks: StackedValues,
         plan: LoopPlan,
     ) -> None:
-        """Nothing is repeated at first."""
+        """Start without recomputed equations."""
         self._flow = flow
         self._plans = plans
         self._stacks = stacks
@@ -69,9 +69,9 @@ class _Later:
     def changed(self) -> LoopPlan:
         for values in sorted(self._plan.reads):
             array, where = self._plan.reads[values]
-            if array.origin == "made" and where is None and array.owner < len(self._plans):
+            if array.origin == "output" and where is None and array.owner < len(self._plans):
                 earlier = self._plans[array.owner]
-                position = earlier.block.maker(array.number)
+                position = earlier.block.producer(array.slot)
                 if self._fits(earlier) and self._can(array.owner, position, {}):
                     del self._reads[values]
                     self._repeat(array.owner, position)
@@ -80,18 +80,18 @@ class _Later:
         return dataclasses.replace(self._plan, reads=self._reads, repeated=tuple(order))
 
     def _read_sources(self) -> None:
-        """Read what several arrays are made of, where that is less."""
-        made_of: dict[frozenset[Values], list[Values]] = {}
+        """Read the sources of several arrays instead of these, where they have fewer bytes."""
+        by_sources: dict[frozenset[Values], list[Values]] = {}
         for values in sorted(self._reads):
             array, where = self._reads[values]
-            if array.origin != "made" or where is not None or not self._alone(values):
+            if array.origin != "output" or where is not None or not self._alone(values):
                 continue
             if array.owner < len(self._plans) and self._fits(self._plans[array.owner]):
-                position = self._plans[array.owner].block.maker(array.number)
+                position = self._plans[array.owner].block.producer(array.slot)
                 sources = self._sources(array.owner, position)
                 if sources:
-                    made_of.setdefault(sources, []).append(values)
-        for sources, several in made_of.items():
+                    by_sources.setdefault(sources, []).append(values)
+        for sources, several in by_sources.items():
             if self._bytes(sources) < self._bytes(several):
                 for values in sources:
                     array = self._stacks.exactly(values)
@@ -99,20 +99,19 @@ class _Later:
                     self._reads[values] = array, None
                 for values in several:
                     array, _ = self._reads.pop(values)
-                    self._repeat(array.owner, self._plans[array.owner].block.maker(array.number))
+                    self._repeat(array.owner, self._plans[array.owner].block.producer(array.slot))
 
     def _alone(self, values: Values) -> bool:
         """Whether no other loop reads an array."""
         return sum(values in plan.reads for plan in self._plans) == 1
 
     def _bytes(self, several: Iterable[Values]) -> int:
-        avals = [self._flow.avals[values[0]] for values in several]
-        return sum(aval.size * aval.dtype.itemsize for aval in avals)
+        return sum(nbytes(self._flow.avals[values[0]]) for values in several)
 
     def _sources(self, loop: int, position: int) -> frozenset[Values] | None:
-        """What this loop lacks to repeat an equation and the cheap ones before it.
+        """The arrays that this loop needs in addition to recompute an equation.
 
-        None if something is no array of the earlier loop, or the equation is not cheap.
+        None if a source is no array of the earlier loop, or the equation is not cheap.
         """
         if not self._cheap(loop, position):
             return None
@@ -121,9 +120,9 @@ class _Later:
             if self._has(loop, operand, {}):
                 continue
             array = self._stacks.exactly(operand) if isinstance(operand, tuple) else None
-            if array is None or array.origin != "made" or array.owner != loop:
+            if array is None or array.origin != "output" or array.owner != loop:
                 return None
-            further = self._sources(loop, self._plans[loop].block.maker(array.number))
+            further = self._sources(loop, self._plans[loop].block.producer(array.slot))
             sources |= further or {array.members}
         return frozenset(sources)
 
@@ -131,7 +130,7 @@ class _Later:
         return earlier is not self._plan and earlier.block.count == self._plan.block.count
 
     def _can(self, loop: int, position: int, existing: dict[int, bool]) -> bool:
-        """Whether an equation is cheap, and made of what this loop reads or can make."""
+        """Whether an equation is cheap, and this loop has or can recompute its operands."""
         if position not in existing:
             existing[position] = False
             existing[position] = self._cheap(loop, position) and all(
@@ -147,8 +146,8 @@ class _Later:
         array = self._stacks.exactly(operand)
         if array is None:
             return False
-        if array.origin == "made" and array.owner == loop:
-            return self._can(loop, self._plans[loop].block.maker(array.number), existing)
+        if array.origin == "output" and array.owner == loop:
+            return self._can(loop, self._plans[loop].block.producer(array.slot), existing)
         return array.origin in ("input", "literals", "sliced") and len(array.members) == len(
             operand
         )
@@ -160,7 +159,7 @@ class _Later:
         )
 
     def _operands(self, loop: int, position: int) -> list[int | Values]:
-        """What an equation of an earlier loop reads, as values of all iterations."""
+        """The operands of an earlier loop's equation, as values of all iterations."""
         plan = self._plans[loop]
         block = plan.block
         operands: list[int | Values] = []
@@ -174,7 +173,7 @@ class _Later:
         return operands
 
     def _repeat(self, loop: int, position: int) -> None:
-        """Repeat an equation, and those before it that it needs."""
+        """Recompute an equation, and those that it depends on."""
         if (loop, position) in self._repeated:
             return
         plan = self._plans[loop]
@@ -182,14 +181,14 @@ class _Later:
         for operand in operands:
             if isinstance(operand, tuple) and operand not in self._reads:
                 array = self._stacks.exactly(operand)
-                if array is not None and array.origin == "made" and array.owner == loop:
-                    self._repeat(loop, plan.block.maker(array.number))
+                if array is not None and array.origin == "output" and array.owner == loop:
+                    self._repeat(loop, plan.block.producer(array.slot))
                 elif array is not None:
                     self._reads[operand] = array, None
         time = plan.block.start + position
         first = int(plan.block.firsts[0])
         results = [
-            plan.in_order(plan.block.made_as(value - first)) for value in self._flow.outputs[time]
+            plan.in_order(plan.block.values_of(value - first)) for value in self._flow.outputs[time]
         ]
         self._repeated[loop, position] = RecomputedEquation(time, tuple(operands), tuple(results))
 

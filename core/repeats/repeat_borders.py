@@ -1,10 +1,10 @@
-"""Where in a periodic run one iteration ends and the next begins.
+"""The borders between the iterations of a periodic run.
 
-A run of equal keys can be divided at any of `period` places. The best division carries little from
-one iteration to the next, and fits the iterations of loops before it: the backward of a layer reads
-what the forward of that layer kept, so both are to begin and end at the same layer. Where layers
-are computed again in the backward, an equation there reads all parameters of one (they wait behind
-a barrier): these belong into one iteration of the forward.
+A run of equal keys can be divided at any of `period` positions. The best division carries little
+from one iteration to the next, and fits the iterations of earlier loops: the backward of a layer
+reads what the forward of that layer saved, so both should begin and end at the same layer. Where
+the backward recomputes a layer, an optimization barrier reads all parameters of the layer: these
+belong into one iteration of the forward.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from isoshard.core.repeats.periodic_runs import PeriodicRun
 def first_border(
     flow: EquationFlow, run: PeriodicRun, iterations: Mapping[int, tuple[int, int]]
 ) -> int:
-    """How many equations of a run come before its first whole iteration.
+    """How many equations of a run come before its first complete iteration.
 
     Args:
         flow: of the program.
         run: the run.
-        iterations: of values that loops before it read or made: which loop, which iteration.
+        iterations: loop and iteration of values that earlier loops read or produced.
     """
     strangers = _strangers(flow, run, iterations)
-    parted = _parted(flow, run)
+    separated = _separated(flow, run)
     crossing = _crossing(flow, run)
 
     def cost(border: int) -> tuple[int, int, int, int, int]:
         count = (run.length - border) // run.period
-        return strangers[border], parted[border], -count, crossing[border], border
+        return strangers[border], separated[border], -count, crossing[border], border
 
     return min(range(run.period), key=cost)
 
@@ -42,7 +42,7 @@ def first_border(
 def _strangers(
     flow: EquationFlow, run: PeriodicRun, iterations: Mapping[int, tuple[int, int]]
 ) -> list[int]:
-    """For each border, how many reads in an iteration are of another iteration than the most."""
+    """For each border, how many reads of an iteration are not of the most frequent iteration."""
     middle = run.start + (run.length // run.period - 1) // 2 * run.period
     reads: list[list[tuple[int, int]]] = []
     for time in range(middle, min(middle + 2 * run.period, run.start + run.length)):
@@ -64,7 +64,7 @@ def _strangers(
 
 
 def _crossing(flow: EquationFlow, run: PeriodicRun) -> list[int]:
-    """For each border, how many values go over it in the middle of the run."""
+    """For each border, how many values cross it in the middle of the run."""
     stop = run.start + run.length
     changes = np.zeros(run.length + 2, dtype=np.int64)
     for time in range(run.start, stop):
@@ -82,11 +82,11 @@ def _crossing(flow: EquationFlow, run: PeriodicRun) -> list[int]:
     return [int(over[min(middle + index, run.length)]) for index in range(run.period)]
 
 
-def _parted(flow: EquationFlow, run: PeriodicRun) -> list[int]:
-    """For each border, how often it parts inputs of the program that one later equation reads."""
+def _separated(flow: EquationFlow, run: PeriodicRun) -> list[int]:
+    """For each border, how often it separates inputs that a later equation reads jointly."""
     stop = run.start + run.length
-    parted = [0] * run.period
-    for later, inputs in flow.read_together:
+    separated = [0] * run.period
+    for later, inputs in flow.joint_reads:
         if later < stop:
             continue
         firsts = [
@@ -96,5 +96,5 @@ def _parted(flow: EquationFlow, run: PeriodicRun) -> list[int]:
         reads = [time for time in firsts if time >= 0]
         if len(reads) > 1 and max(reads) - min(reads) < run.period:
             for time in range(min(reads) + 1, max(reads) + 1):
-                parted[(time - run.start) % run.period] += 1
-    return parted
+                separated[(time - run.start) % run.period] += 1
+    return separated

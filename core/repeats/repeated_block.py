@@ -1,7 +1,7 @@
-"""Equal iterations of a program, one after the other, and what each reads from where.
+"""Equal iterations of a program, one after the other, and the sources of their operands.
 
-An operand of an iteration is local (made in the same iteration), carried (made in the one before),
-or comes from outside. Iterations form a block if all have the same locals and carries.
+An operand of an iteration is local (produced in the same iteration), carried (produced in the one
+before), or comes from outside. Iterations form a block if all have the same locals and carries.
 
 >>> import jax, numpy as np
 >>> def program(x, scales):
@@ -10,7 +10,7 @@ or comes from outside. Iterations form a block if all have the same locals and c
 ...     return x
 >>> flow = EquationFlow.of(jax.make_jaxpr(program)(1.0, [1.0, 2.0, 3.0, 4.0]))
 >>> [block] = blocks_of(flow, start=0, period=2, count=4, at_least=3)
->>> block.carried                                  # the second value, first made from value 0
+>>> block.carried                                  # the last value; at first value 0
 {(-1, 0): [0]}
 >>> block.outside[1]                               # one of the family of inputs each time
 (1, 2, 3, 4)
@@ -30,25 +30,25 @@ from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.runtime.jaxprs import equations, jaxprs_inside
 
 _OUTSIDE = np.iinfo(np.int64).min
-"""Stands in a pattern for an operand that comes from outside."""
+"""In a pattern, an operand that comes from outside."""
 
 Matrix = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RepeatedBlock:
-    """Iterations that make the same of what they get.
+    """Iterations that compute the same from different operands.
 
-    Operands of an iteration are counted through: those of its first equation, of its second, ..
+    Operands of an iteration have consecutive positions: first those of its first equation, ..
 
     Attributes:
         flow: of the program.
         start: the first equation of the first iteration.
         period: equations in one iteration.
         operands: of each iteration its operands: values, or literals below 0.
-        firsts: of each iteration the first value that it makes.
-        pattern: of each operand its number counted from `firsts`: from 0 up a local, below 0
-            carried, or a mark for what comes from outside.
+        firsts: of each iteration the first value that it produces.
+        pattern: of each operand its offset from `firsts`: from 0 up a local, below 0 carried, or
+            `_OUTSIDE`.
     """
 
     flow: EquationFlow
@@ -70,18 +70,20 @@ class RepeatedBlock:
 
     @functools.cached_property
     def saved(self) -> int:
-        """How many equations a loop has less, those of programs inside counted too."""
+        """How many equations a loop saves, including those of subjaxprs."""
         iteration = self.flow.equations[self.start : self.start + self.period]
-        return (self.count - 1) * sum(_written_out(one) for one in iteration)
+        return (self.count - 1) * sum(_inlined_count(equation) for equation in iteration)
 
     @functools.cached_property
-    def made(self) -> int:
-        """How many values an iteration makes."""
-        return sum(len(one) for one in self.flow.outputs[self.start : self.start + self.period])
+    def output_count(self) -> int:
+        """How many values an iteration produces."""
+        return sum(
+            len(outputs) for outputs in self.flow.outputs[self.start : self.start + self.period]
+        )
 
     @functools.cached_property
     def carried(self) -> dict[tuple[int, int], list[int]]:
-        """Operands by (value of the iteration before, counted from the end; first value)."""
+        """Operands by (output of the iteration before, counted from the end; first value)."""
         result: dict[tuple[int, int], list[int]] = {}
         for position in np.flatnonzero((self.pattern < 0) & (self.pattern != _OUTSIDE)).tolist():
             slot = int(self.pattern[position]), int(self.operands[0, position])
@@ -90,21 +92,21 @@ class RepeatedBlock:
 
     @functools.cached_property
     def recurs(self) -> bool:
-        """Whether a carried value depends on one carried before: iterations cannot run at once."""
-        bits = {number: 1 << one for one, number in enumerate({slot for slot, _ in self.carried})}
-        needs = [0] * self.made
+        """Whether a carry depends on an earlier one, so iterations cannot run in parallel."""
+        bits = {slot: 1 << bit for bit, slot in enumerate({slot for slot, _ in self.carried})}
+        needs = [0] * self.output_count
         positions = self.pattern.tolist()
         value = 0
-        for number in range(self.period):
-            begin = self.first_operand(number)
-            count = len(self.flow.operands[self.start + number])
+        for index in range(self.period):
+            begin = self.first_operand(index)
+            count = len(self.flow.operands[self.start + index])
             needed = 0
             for position in positions[begin : begin + count]:
                 needed |= needs[position] if position >= 0 else bits.get(position, 0)
-            for _ in self.flow.outputs[self.start + number]:
+            for _ in self.flow.outputs[self.start + index]:
                 needs[value] = needed
                 value += 1
-        left = {bit: needs[number] for number, bit in bits.items()}
+        left = {bit: needs[index] for index, bit in bits.items()}
         while True:
             free = [bit for bit, needed in left.items() if not needed]
             if not free:
@@ -114,33 +116,34 @@ class RepeatedBlock:
 
     @functools.cached_property
     def outside(self) -> dict[int, tuple[int, ...]]:
-        """Operands from outside: the value of each iteration."""
+        """Positions of operands from outside, with the value of each iteration."""
         outside = np.flatnonzero(self.pattern == _OUTSIDE)
         columns = self.operands[:, outside].T.tolist()
         return {
-            position: tuple(one) for position, one in zip(outside.tolist(), columns, strict=True)
+            position: tuple(values)
+            for position, values in zip(outside.tolist(), columns, strict=True)
         }
 
     @functools.cached_property
-    def places(self) -> list[int]:
+    def equation_of(self) -> list[int]:
         """The equation of an iteration that each operand belongs to."""
         return [
-            number for number in range(self.period) for _ in self.flow.operands[self.start + number]
+            index for index in range(self.period) for _ in self.flow.operands[self.start + index]
         ]
 
     @functools.cached_property
-    def _makers(self) -> list[int]:
+    def _producers(self) -> list[int]:
         return [
-            number for number in range(self.period) for _ in self.flow.outputs[self.start + number]
+            index for index in range(self.period) for _ in self.flow.outputs[self.start + index]
         ]
 
-    def maker(self, number: int) -> int:
-        """The equation of an iteration that makes its value with this number."""
-        return self._makers[number]
+    def producer(self, output: int) -> int:
+        """The equation of an iteration that produces an output."""
+        return self._producers[output]
 
     @functools.cached_property
     def _operand_borders(self) -> list[int]:
-        counts = [len(self.flow.operands[self.start + one]) for one in range(self.period)]
+        counts = [len(self.flow.operands[self.start + index]) for index in range(self.period)]
         return [0, *itertools.accumulate(counts)]
 
     def first_operand(self, equation: int) -> int:
@@ -148,16 +151,16 @@ class RepeatedBlock:
         return self._operand_borders[equation]
 
     def iteration_of(self, value: int) -> tuple[int, int] | None:
-        """The iteration that makes a value, and its number there; None if none does."""
-        time = self.flow.made_by[value] if value >= 0 else -1
+        """The iteration that produces a value, and the output; None if none does."""
+        time = self.flow.producers[value] if value >= 0 else -1
         if not self.start <= time < self.stop:
             return None
         iteration = (time - self.start) // self.period
         return iteration, value - int(self.firsts[iteration])
 
-    def made_as(self, number: int) -> tuple[int, ...]:
-        """The value with this number in each iteration."""
-        return tuple((self.firsts + number).tolist())
+    def values_of(self, output: int) -> tuple[int, ...]:
+        """The values of an output in all iterations."""
+        return tuple((self.firsts + output).tolist())
 
     def restricted(self, begin: int, end: int) -> RepeatedBlock:
         """Some of the iterations."""
@@ -180,7 +183,9 @@ def blocks_of(
         Blocks without overlap, in order.
     """
     times = range(start, start + count * period)
-    operands = np.array([one for time in times for one in flow.operands[time]], dtype=np.int64)
+    operands = np.array(
+        [operand for time in times for operand in flow.operands[time]], dtype=np.int64
+    )
     operands = operands.reshape(count, -1)
     firsts = np.array([flow.outputs[time][0] for time in times[::period]], dtype=np.int64)
     outputs = sum(len(flow.outputs[time]) for time in times[:period])
@@ -210,7 +215,7 @@ def blocks_of(
 def _intervals(
     patterns: Matrix, slices: Matrix, latest: Matrix, firsts: Matrix
 ) -> Iterator[tuple[int, int]]:
-    """Iterations that form blocks: the first one may get from outside what others carry."""
+    """Ranges of iterations that form blocks; the first iteration may read carries from outside."""
     local = np.where(patterns < 0, _OUTSIDE, patterns)
     same_slices = (slices[1:] == slices[:-1]).all(axis=1)
     same_locals = (local[1:] == local[:-1]).all(axis=1) & same_slices
@@ -229,7 +234,7 @@ def _intervals(
         begin = end
 
 
-def _written_out(equation: Any) -> int:
+def _inlined_count(equation: Any) -> int:
     inside = jaxprs_inside(equation.params)
     return 1 + sum(len(list(equations(program))) for program in inside)
 
@@ -241,15 +246,15 @@ def _slice_positions(
     count: int,
     inside: np.ndarray[Any, np.dtype[np.bool_]],
 ) -> Matrix:
-    """Where slices of what is made inside begin; those of other values may differ."""
+    """Start indices of slices of local values, as ids; those of other values may differ."""
     columns = []
     position = 0
-    for number in range(period):
-        if flow.equations[start + number].primitive.name == "slice":
-            times = range(start + number, start + count * period, period)
+    for index in range(period):
+        if flow.equations[start + index].primitive.name == "slice":
+            times = range(start + index, start + count * period, period)
             begins = [flow.equations[time].params["start_indices"] for time in times]
             indices: dict[Any, int] = {}
-            numbered = [indices.setdefault(one, len(indices)) for one in begins]
+            numbered = [indices.setdefault(begin, len(indices)) for begin in begins]
             columns.append(np.where(inside[:, position], numbered, -1))
-        position += len(flow.operands[start + number])
+        position += len(flow.operands[start + index])
     return np.array(columns, dtype=np.int64).reshape(-1, count).T

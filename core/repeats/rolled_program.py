@@ -1,10 +1,10 @@
 """Equal layers of a program as one loop: `rolled`.
 
-A traced step of a deep model is straight: each layer's equations again and again, forward, backward
-and in the optimizer. Compilers take time for each of them. `rolled` finds what is equal, and writes
-a program with one `jax.lax.scan` over layers for the forward and one for the backward, and with one
-equation over all layers where nothing goes from layer to layer. Inputs of equal role (a parameter
-of each layer) come stacked along a new leading axis, and so do results.
+A traced step of a deep model repeats each layer's equations, in the forward, the backward and the
+optimizer, and compile time grows with each. `rolled` finds equal layers, and traces a program with
+one `jax.lax.scan` over layers for the forward and one for the backward, and with one equation over
+all layers where no layer depends on another. Inputs of equal role (a parameter of each layer) are
+stacked along a new leading axis, and so are results.
 
 >>> import jax, jax.numpy as jnp
 >>> def loss(layers, x):
@@ -14,10 +14,10 @@ of each layer) come stacked along a new leading axis, and so do results.
 >>> def step(layers, x):
 ...     return [w - 0.1 * g for w, g in zip(layers, jax.grad(loss)(layers, x))]
 >>> layers, x = [jnp.full((4, 4), 0.1 * i) for i in range(6)], jnp.ones((2, 4))
->>> found = rolled(jax.make_jaxpr(step)(layers, x))
->>> [loop.length for loop in found.loops]                  # forward and backward
+>>> looped = rolled(jax.make_jaxpr(step)(layers, x))
+>>> [loop.length for loop in looped.loops]                 # forward and backward
 [5, 5]
->>> [stack.numbers for stack in found.inputs]              # the first layer's backward differs
+>>> [stack.indices for stack in looped.inputs]             # the first layer's backward differs
 [(0,), (1, 2, 3, 4, 5), (6,)]
 """
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,14 +33,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.spec import stacked_sharding
-from isoshard.core.repeats.common_equations import computed_once
+from isoshard.core.repeats.common_equations import eliminate_common
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_keys import equation_keys
 from isoshard.core.repeats.equation_order import StepOrder
 from isoshard.core.repeats.inlined_calls import inlined
 from isoshard.core.repeats.loop_emission import LoopEmission
 from isoshard.core.repeats.loop_extents import LoopExtents
-from isoshard.core.repeats.loop_plans import LoopPlan, planned
+from isoshard.core.repeats.loop_plans import LoopPlan, planned, slice_positions
 from isoshard.core.repeats.periodic_runs import PeriodicRun, periodic_runs
 from isoshard.core.repeats.recomputed_values import recomputed
 from isoshard.core.repeats.repeat_borders import first_border
@@ -49,33 +49,32 @@ from isoshard.core.repeats.shared_reductions import shared
 from isoshard.core.repeats.side_by_side import SideBySide
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates, updates_in
-from isoshard.core.repeats.wanted_arrays import wanted_arrays
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 from isoshard.core.runtime.jaxprs import opened
 
 _WORTH = 8
-"""A loop saves at least so many equations."""
+"""The fewest equations that a loop must save."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """One input or result of a rolled program.
+    """An input or result of a rolled program.
 
     Attributes:
-        numbers: of the inputs (results) of the original program, in the order of the leading axis.
-        stacked: False for one that is as it was.
+        indices: of the inputs (results) of the original program, in the order of the leading axis.
+        stacked: False for a single input or result, without a leading axis.
     """
 
-    numbers: tuple[int, ...]
+    indices: tuple[int, ...]
     stacked: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """One loop of a rolled program.
+    """A loop of a rolled program.
 
     Attributes:
-        name: the scope its operations are in.
+        name: the scope of its operations.
         length: iterations.
         equations: of one iteration.
     """
@@ -91,11 +90,11 @@ class Rolled:
 
     Attributes:
         program: a `jax.extend.core.ClosedJaxpr`.
-        inputs: what each of its inputs is; in the order of the first number of each.
+        inputs: the original inputs in each input; ordered by the first.
         results: likewise of results.
         loops: in order.
         batched: equations over a whole stack.
-        reasons: why parts that looked alike are no loop.
+        reasons: why equal parts are no loop.
     """
 
     program: ClosedJaxpr
@@ -116,26 +115,26 @@ def rolled(
     layouts: Callable[[ClosedJaxpr], Mapping[Var, NamedSharding]] | None = None,
     updates: bool = False,
 ) -> Rolled:
-    """Write equal parts of a program as loops.
+    """Rewrite equal parts of a program as loops.
 
     Args:
         program: a traced function, such as a whole training step.
         at_least: how many equal parts become a loop; 2 or more.
-        labels: of each input, such as its layout; only inputs with equal labels are stacked.
-        replaces: of each result the number of the input that it is the new value of, or None;
-            where such inputs are a stack, their new values are one too, in the same order.
-        differentiated: derivatives of the program are still taken: functions with a derivative of
-            their own (`jax.custom_vjp`) are equal only if their rules are the same objects.
-        layouts: gives layouts of variables of a program that computes the same. What loops carry
-            and keep is constrained to them, where all iterations and the first value agree.
-        updates: what an optimizer does with large gradients is done in the loop that makes them.
+        labels: of each input, such as its sharding; only inputs with equal labels are stacked.
+        replaces: of each result the index of the input whose new value it is, or None; if such
+            inputs are stacked, so are their new values, in the same order.
+        differentiated: the program will be differentiated: functions with a custom derivative
+            (`jax.custom_vjp`) are equal only if their rules are the same objects.
+        layouts: returns shardings of the variables of an equivalent program. Carries and outputs
+            of loops are constrained to them, where all iterations and the first value agree.
+        updates: large gradients are applied by the optimizer in the loop that computes them.
 
     Returns:
-        The program with loops; without any if nothing repeats.
+        The program with loops, if any part repeats.
 
     Raises:
-        ValueError: `at_least` is below 2, or there is not one label for each input, or not one
-            entry of `replaces` for each result.
+        ValueError: `at_least` is below 2, or `labels` has not one entry for each input, or
+            `replaces` for each result.
     """
     _check(program, at_least, labels, replaces)
     flow = EquationFlow.of(inlined(program))
@@ -151,7 +150,7 @@ def rolled(
 
     keys = equation_keys(flow, differentiated=differentiated)
     extents, others = _blocks(flow, keys, at_least, label)
-    flow, blocks, skipped = computed_once(flow, keys.tolist(), extents.blocks)
+    flow, blocks, skipped = eliminate_common(flow, keys.tolist(), extents.blocks)
     rejected: frozenset[int] = frozenset(skipped)
     while True:
         stacks = StackedValues()
@@ -173,7 +172,7 @@ def rolled(
         )
         loop_of = {batch: loop for loop, updates in within.items() for batch in updates.batches}
         steps, _ = StepOrder(flow, blocks, side.batched_in, skipped, loop_of).ordered()
-    requested = wanted_arrays(flow, plans, side, stacks, result_values, skipped, within)
+    requested = _required_arrays(flow, plans, side, stacks, result_values, skipped, within)
 
     def run(*args: Any) -> list[Any]:
         emission = LoopEmission(
@@ -230,7 +229,7 @@ def _check(
 def _blocks(
     flow: EquationFlow, keys: Any, at_least: int, label: Callable[[int], Hashable]
 ) -> tuple[LoopExtents, list[RepeatedBlock]]:
-    """Blocks that are loops, and those in which nothing goes from one iteration to the next."""
+    """Blocks that become loops, and blocks without dependent carries."""
     extents = LoopExtents(flow, at_least, label)
     others = []
     for run in periodic_runs(keys, at_least):
@@ -250,9 +249,9 @@ def _blocks(
 
 
 def _worth_it(block: RepeatedBlock) -> bool:
-    """Whether a loop saves equations, and its iterations do more than add numbers up."""
-    outputs = block.made_as(0)[0]
-    shapes = [aval.shape for aval in block.flow.avals[outputs : outputs + block.made]]
+    """Whether a loop saves enough equations, and its iterations are not all scalar arithmetic."""
+    outputs = block.values_of(0)[0]
+    shapes = [aval.shape for aval in block.flow.avals[outputs : outputs + block.output_count]]
     return block.saved >= _WORTH and any(shapes)
 
 
@@ -265,10 +264,9 @@ def _mixed_reason(run: PeriodicRun, count: int) -> str:
 
 def _slices_fit(flow: EquationFlow, block: RepeatedBlock, extents: LoopExtents) -> bool:
     for position, values in block.outside.items():
-        equation = flow.equations[block.start + block.places[position]]
+        equation = flow.equations[block.start + block.equation_of[position]]
         if equation.primitive.name == "slice" and len(set(values)) > 1:
-            times = range(block.start + block.places[position], block.stop, block.period)
-            if len({tuple(flow.equations[time].params["start_indices"]) for time in times}) > 1:
+            if len(slice_positions(flow, block, block.equation_of[position])) > 1:
                 extents.reasons.append(
                     f"{block.count} equal parts of {block.period} equations are no loop: they "
                     "slice other values at other positions"
@@ -292,8 +290,8 @@ def _batched(
     for plan in plans:
         block = plan.block
         families += list(plan.reads)
-        for output in range(block.made):
-            values = plan.in_order(block.made_as(output))
+        for output in range(block.output_count):
+            values = plan.in_order(block.values_of(output))
             if any(not block.start <= time < block.stop for time in flow.readers[values[0]]):
                 families.append(values)
     side.follow(families)
@@ -316,7 +314,7 @@ def _results(
     inputs: Sequence[int | StackedArray],
     replaces: Sequence[int | None] | None,
 ) -> list[tuple[int | StackedArray, Stack]]:
-    """What the program gives: values or arrays, and the numbers of the original results."""
+    """The results of the program: values or arrays, with the indices of the original results."""
     left: dict[int, int] = dict(enumerate(flow.results))
     by_index: dict[int, tuple[int | StackedArray, Stack]] = {}
 
@@ -337,8 +335,8 @@ def _results(
         if position not in left:
             continue
         of = {value: position for position, value in reversed(left.items())}
-        for array in stacks.homes(left[position]):
-            if array.origin in ("made", "carried", "batched", "input") and all(
+        for array in stacks.containing(left[position]):
+            if array.origin in ("output", "carried", "batched", "input") and all(
                 member in of for member in array.members
             ):
                 give(array, tuple([of[member] for member in array.members]))
@@ -353,17 +351,71 @@ def _new_of(
     results: Sequence[tuple[int | StackedArray, Stack]],
     replaces: Sequence[int | None] | None,
 ) -> dict[StackedArray, StackedArray]:
-    """Of results that replace a stack of inputs, row by row, that stack."""
+    """The stack of inputs that each stack of results replaces, row by row."""
     stacks: dict[tuple[int | None, ...], StackedArray] = {
         stack.members: stack for stack in inputs if isinstance(stack, StackedArray)
     }
     new_of: dict[StackedArray, StackedArray] = {}
     for array, stack in results:
         if replaces is not None and isinstance(array, StackedArray):
-            old = stacks.get(tuple([replaces[position] for position in stack.numbers]))
+            old = stacks.get(tuple([replaces[position] for position in stack.indices]))
             if old is not None:
                 new_of[array] = old
     return new_of
+
+
+def _required_arrays(
+    flow: EquationFlow,
+    plans: Sequence[LoopPlan],
+    side: SideBySide,
+    stacks: StackedValues,
+    results: Sequence[int | StackedArray],
+    skipped: Collection[int],
+    within: Mapping[int, LoopUpdates],
+) -> set[StackedArray]:
+    """The arrays that loops must output: all that steps outside of them read."""
+    arrays = {value for value in results if isinstance(value, StackedArray)}
+    values = {value for value in results if isinstance(value, int)}
+    inside = {*side.batched_in, *skipped}
+    for plan in plans:
+        block = plan.block
+        inside.update(range(block.start, block.stop))
+        arrays.update(array for array, _ in plan.reads.values())
+        arrays.update(array for array in plan.sliced.values() if array.origin == "output")
+        values.update(first for _, first in block.carried)
+        values.update(value[0] for value in block.outside.values() if len(set(value)) == 1)
+    loop_of = {batch: loop for loop, value in within.items() for batch in value.batches}
+    for index, batch in enumerate(side.batches):
+        read = [operand for operand in batch.operands if isinstance(operand, StackedArray)]
+        arrays.update(value for value in read if not _is_local(value, loop_of.get(index), loop_of))
+        values.update(operand for operand in batch.operands if isinstance(operand, int))
+        if batch.sliced:
+            values.update(flow.operands[batch.equations[0]])
+    for time, operands in enumerate(flow.operands):
+        if time not in inside:
+            values.update(operands)
+    for array in list(arrays):
+        if array.origin == "gathered":
+            values.update(array.members)
+    lasts = {
+        int(plan.block.firsts[-1]) + plan.block.output_count + output
+        for plan in plans
+        for output, _ in plan.block.carried
+    }
+    for value in sorted(values - lasts):
+        if value < 0 or flow.producers[value] not in inside:
+            continue
+        containing = [array for array in stacks.containing(value) if array.origin != "gathered"]
+        if containing and not any(array in arrays for array in containing):
+            arrays.add(containing[0])
+    return arrays
+
+
+def _is_local(array: StackedArray, loop: int | None, loop_of: Mapping[int, int]) -> bool:
+    """Whether rows of an array are produced and read in the same iteration of a loop."""
+    if loop is None or array.origin not in ("output", "batched"):
+        return False
+    return (array.owner if array.origin == "output" else loop_of.get(array.owner)) == loop
 
 
 def _stack(value: int | StackedArray) -> Stack:
@@ -384,7 +436,7 @@ def _struct(flow: EquationFlow, value: int | StackedArray) -> jax.ShapeDtypeStru
 
 
 def _types_of(flow: EquationFlow) -> contextlib.AbstractContextManager[Any]:
-    """64-bit types where the program has them."""
+    """A context with 64-bit types, if the program has any."""
     wide = any(
         isinstance(aval.dtype, np.dtype) and aval.dtype.itemsize >= 8 and aval.dtype.kind in "iuf"
         for aval in flow.avals

@@ -1,4 +1,4 @@
-"""The part of a loop that runs batched equations, a row in each iteration.
+"""Batched equations that a loop runs, a row in each iteration.
 
 A row keeps its leading axis, of size 1: XLA's CPU compiler then reads, computes and writes it in
 one pass over the stack, and copies it first otherwise.
@@ -21,21 +21,21 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
 
 
 class RowUpdates:
-    """What the updates in one loop read, replace and give.
+    """The arrays that the updates in a loop read, replace and output.
 
     Args:
         flow: of the program.
-        loop: its number.
+        loop: its index.
         batches: all batched equations.
         updates: those in the loop.
-        wanted: arrays that others read.
+        required: arrays that other steps read.
 
     Attributes:
-        made: arrays of the loop of which a row is needed.
+        loop_arrays: arrays of the loop of which a row is needed.
         read: arrays from before the loop, likewise.
-        values: what is the same in all iterations.
+        values: loop-invariant values.
         stacks: arrays of which rows are replaced.
-        given: results in arrays of their own.
+        new_arrays: results in arrays of their own.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class RowUpdates:
         loop: int,
         batches: Sequence[BatchedEquation],
         updates: LoopUpdates,
-        wanted: Collection[StackedArray],
+        required: Collection[StackedArray],
     ) -> None:
-        """Look at what they read."""
+        """Classify the operands of the updates."""
         self._flow = flow
         self._batches = [batches[batch] for batch in updates.batches]
         self._replaced = updates.replaced
@@ -57,15 +57,17 @@ class RowUpdates:
         ]
         self.values = [value for value in read if isinstance(value, int) and value >= 0]
         self.stacks = list(updates.replaced.values())
-        self.made = [array for array in arrays if array.origin == "made" and array.owner == loop]
-        self.read = [
-            array for array in arrays if array not in self.made and array not in self.stacks
+        self.loop_arrays = [
+            array for array in arrays if array.origin == "output" and array.owner == loop
         ]
-        self.given = [
+        self.read = [
+            array for array in arrays if array not in self.loop_arrays and array not in self.stacks
+        ]
+        self.new_arrays = [
             value
             for batch in self._batches
             for value in batch.results
-            if value in wanted and value not in updates.replaced
+            if value in required and value not in updates.replaced
         ]
 
     def run(
@@ -78,13 +80,13 @@ class RowUpdates:
         """One iteration.
 
         Args:
-            rows: of `outputs` and `read`.
+            rows: of `loop_arrays` and `read`.
             values: of `values`.
             stacks: of `stacks`.
             index: of the row.
 
         Returns:
-            The stacks with new rows, and rows of `given`.
+            The stacks with new rows, and rows of `new_arrays`.
         """
         rows = {value: jnp.expand_dims(row, 0) for value, row in rows.items()}
         now = dict(zip(self.stacks, stacks, strict=True))
@@ -94,10 +96,10 @@ class RowUpdates:
             for result, row in zip(batch.results, outputs, strict=True):
                 old = self._replaced.get(result)
                 rows[result] = row
-                if old is not None:  # what follows reads the new array: then no copy is needed
+                if old is not None:  # later equations read the new array, so XLA needs no copy
                     now[old] = jax.lax.dynamic_update_slice_in_dim(now[old], row, index, 0)
                     rows[result] = _row(now[old], index)
-        return [now[stack] for stack in self.stacks], [rows[stack][0] for stack in self.given]
+        return [now[stack] for stack in self.stacks], [rows[stack][0] for stack in self.new_arrays]
 
     def _evaluated(
         self, batch: BatchedEquation, rows: Mapping[StackedArray, Any], values: Mapping[int, Any]

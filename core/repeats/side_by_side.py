@@ -1,9 +1,9 @@
-"""Equations that do the same to each member of a stack become one, for all of it.
+"""Equal equations of all members of a stack, batched into one equation.
 
-An optimizer does the same to the parameter of each layer. Where parameters, gradients and moments
-are stacks, so are what is computed of them: one equation over arrays with a leading axis, and
-elementwise chains stay chains that the compiler can fuse. From the stacks that loops read or make
-the equations are followed to their readers, and from these to what else they read.
+An optimizer applies the same equations to the parameter of each layer. If parameters, gradients and
+moments are stacks, so are the values computed from them: each equation is one over arrays with a
+leading axis, and elementwise chains remain chains that the compiler can fuse. The search goes from
+the stacks that loops read or output to the equations that read them, and on to their operands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isoshard.core.repeats.loop_plans import stackable
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 
 _DEEP = 200
-"""How far back the makers of what an equation reads are followed."""
+"""How far back the producers of an equation's operands are followed."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,9 +26,9 @@ class BatchedEquation:
 
     Attributes:
         equations: in the order of the leading axis.
-        operands: an array, or a value that is the same for all of them.
-        results: an array for each.
-        sliced: they are slices of one value at different positions.
+        operands: an array, or a value that is the same for all.
+        results: an array for each result.
+        sliced: the equations are slices of one value at different positions.
     """
 
     equations: tuple[int, ...]
@@ -46,10 +46,11 @@ class SideBySide:
         stacks: the arrays so far; those of batched equations are added.
         taken: equations that are in loops.
         label: of an input; only inputs with equal labels are stacked.
-        refused: equations that are not batched.
+        excluded: equations that are not batched.
 
     Attributes:
-        batches: the batched equations, by their number.
+        batches: the batched equations.
+        batched_in: the index of the batch of each batched equation.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class SideBySide:
         stacks: StackedValues,
         taken: Iterable[int],
         label: Callable[[int], Hashable],
-        refused: frozenset[int],
+        excluded: frozenset[int],
     ) -> None:
-        """Nothing is batched at first."""
+        """Start without batches."""
         self._flow = flow
         self._keys = keys
         self._stacks = stacks
         self._label = label
-        self._refused = refused
+        self._excluded = excluded
         self._taken = set(taken)
         self._alone = {time for time, equation in enumerate(flow.equations) if equation.effects}
         self._failed: set[tuple[int, ...]] = set()
@@ -75,7 +76,7 @@ class SideBySide:
         self.batched_in: dict[int, int] = {}
 
     def follow(self, families: Iterable[tuple[int, ...]]) -> None:
-        """Batch what reads the members of arrays, what reads that, and so on."""
+        """Batch the equations that read the members of arrays, their readers, and so on."""
         pending = list(families)
         before = -1
         while len(self.batches) > before:
@@ -90,7 +91,7 @@ class SideBySide:
                 self._readers(family)
 
     def batch(self, equations: tuple[int, ...], deep: int = 0) -> bool:
-        """Batch equal equations if what they read is in arrays."""
+        """Batch equal equations if their operands are in arrays."""
         if equations[0] in self.batched_in:
             batch = self.batched_in[equations[0]]
             return self.batches[batch].equations == equations
@@ -132,7 +133,7 @@ class SideBySide:
         return (
             len(set(equations)) == len(equations)
             and len({self._keys[equation] for equation in equations}) == 1
-            and self._refused.isdisjoint(equations)
+            and self._excluded.isdisjoint(equations)
             and self._taken.isdisjoint(equations)
             and self._alone.isdisjoint(equations)
             and not any(equation in self.batched_in for equation in equations)
@@ -153,7 +154,7 @@ class SideBySide:
             return None
         if stackable(self._flow, column, self._stacks, self._label):
             return self._stacks.add(StackedArray(column, "input"))
-        makers = tuple([self._flow.made_by[value] for value in column])
+        makers = tuple([self._flow.producers[value] for value in column])
         if min(makers) >= 0:
             results = {
                 self._flow.outputs[maker].index(value)

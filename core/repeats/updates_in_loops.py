@@ -1,32 +1,29 @@
-"""What an optimizer does with a gradient is done where a loop makes that gradient.
+"""Optimizer updates in the loop that computes the gradients.
 
 Batched over layers (`side_by_side.py`) an optimizer needs the gradients of all layers as one array:
-memory that is filled before the loop, written by it and read after it. In the loop the update of a
-layer follows its gradient. Moments stay the arrays they are, each iteration replaces its own row: a
-compiler does that in place if nothing else in the loop reads the row that is replaced. The loop's
-layers read parameters, so where a new parameter is made of moments alone (Adam, momentum) it is
-made after the loop, batched, and else the loop gives an array of new ones.
+memory that is zeroed before the loop, written by it and read after it. In the loop the update of a
+layer follows its gradient. Each iteration replaces its own row of the moments, which a compiler
+does in place if nothing else in the loop reads that row. The loop's layers read parameters, so a
+new parameter that is computed from moments alone (Adam, momentum) is computed after the loop,
+batched; otherwise the loop outputs an array of new parameters.
 
-Small parameters stay batched: more equations in a loop than over all of their layers would not pay.
+Small parameters remain batched: for them more equations in the loop would cost more than they save.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-import numpy as np
-
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import EquationFlow, nbytes
 from isoshard.core.repeats.equation_order import Step, StepOrder
 from isoshard.core.repeats.loop_plans import LoopPlan
 from isoshard.core.repeats.side_by_side import BatchedEquation, SideBySide
 from isoshard.core.repeats.stacked_values import StackedArray
 
 _LARGE = 2**16
-"""Bytes of a gradient from which on its parameter is updated in the loop."""
+"""The fewest bytes of a gradient whose parameter is updated in the loop."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,8 +31,8 @@ class LoopUpdates:
     """Batched equations that run in a loop, a row in each iteration.
 
     Attributes:
-        batches: their numbers, in order.
-        replaced: of results that replace the rows of an input in place, that input.
+        batches: their indices, in order.
+        replaced: results that replace the rows of an input in place, with that input.
     """
 
     batches: tuple[int, ...] = ()
@@ -79,19 +76,19 @@ class _Updates:
         side: SideBySide,
         results: set[int | StackedArray],
         new_of: Mapping[StackedArray, StackedArray],
-        number: int,
+        loop: int,
         after: set[Step],
         step_of: Callable[[int], Step],
         reading: Callable[[StackedArray], frozenset[Step]],
     ) -> None:
-        """See what needs the loop."""
+        """See `updates_in`."""
         self._flow = flow
         self._plan = plan
-        self._number = number
+        self._loop = loop
         self._side = side
         self._results = results
         self._new_of = new_of
-        self._given = set(flow.results)
+        self._program_results = set(flow.results)
         self._after = after
         self._step = step_of
         self._reading = reading
@@ -102,10 +99,10 @@ class _Updates:
             array
             for batch in self._side.batches
             for array in _arrays(batch)
-            if array.origin == "made"
-            and array.owner == self._number
+            if array.origin == "output"
+            and array.owner == self._loop
             and array not in self._results
-            and _bytes(self._flow, array) >= _LARGE
+            and nbytes(self._flow.aval(array.members[0])) >= _LARGE
         )
         batches: dict[int, None] = {}
         for gradient in gradients:
@@ -113,7 +110,7 @@ class _Updates:
         return list(batches)
 
     def _of(self, gradient: StackedArray) -> list[int]:
-        """What is done with a gradient in the loop: nothing if it would give more arrays."""
+        """The batches that apply a gradient in the loop; none if they would output more arrays."""
         inside = self._inside(gradient)
         if not self._readers(gradient) <= {*inside}:
             return []
@@ -127,7 +124,7 @@ class _Updates:
         return self._with_makers(inside)
 
     def replaced(self, inside: Collection[int]) -> dict[StackedArray, StackedArray]:
-        """The results that replace the rows of an input in place."""
+        """The results that replace the rows of an input in place, with that input."""
         return {
             new: old
             for new, old in self._new_of.items()
@@ -136,12 +133,12 @@ class _Updates:
         }
 
     def _is_in_place(self, new: StackedArray, old: StackedArray, inside: Collection[int]) -> bool:
-        """Whether a compiler puts the rows of a new array into the old one without a copy."""
+        """Whether a compiler writes the rows of a new array into the old one without a copy."""
         if old in self._results:
             return False
         before = self._before(new.owner, inside)
         for step in self._reading(old):
-            if step == ("loop", self._number):
+            if step == ("loop", self._loop):
                 return False
             if step in self._after and not (step[0] == "batch" and step[1] in before):
                 return False
@@ -151,7 +148,7 @@ class _Updates:
         return not any(isinstance(value, tuple) and value[0] in old.index for value in again)
 
     def _without_late(self, inside: list[int], gradient: StackedArray) -> list[int]:
-        """Without those that can run after the loop, on arrays that are there anyway."""
+        """The batches without those that can run after the loop, on arrays that exist anyway."""
         replaced = self.replaced(inside)
         remaining: set[int] = set()
         while True:
@@ -181,7 +178,7 @@ class _Updates:
             remaining |= needed
 
     def _with_makers(self, inside: list[int]) -> list[int]:
-        """With those that only these read: their results need no array."""
+        """The batches with those whose results only they read, which then need no array."""
         result = dict.fromkeys(inside)
         for index in reversed(range(len(self._side.batches))):
             batch = self._side.batches[index]
@@ -198,13 +195,13 @@ class _Updates:
         return list(result)
 
     def _readers(self, array: StackedArray) -> set[int]:
-        """The batched equations that read an array; -1 for whatever else does, but for the loop."""
-        steps = self._reading(array) - {("loop", self._number)}
+        """The batched equations that read an array; -1 for any other reader, except the loop."""
+        steps = self._reading(array) - {("loop", self._loop)}
         readers = {step[1] if step[0] == "batch" else -1 for step in steps}
-        return readers | {-1} if not self._given.isdisjoint(array.members) else readers
+        return readers | {-1} if not self._program_results.isdisjoint(array.members) else readers
 
     def _inside(self, gradient: StackedArray) -> list[int]:
-        """All batched equations made of a gradient and of what is there before the loop."""
+        """All batched equations that depend only on a gradient and on values before the loop."""
         inside: dict[int, None] = {}
         before = -1
         while len(inside) > before:
@@ -235,14 +232,14 @@ class _Updates:
         )
 
     def _is_independent(self, operand: int | StackedArray) -> bool:
-        """Whether something is there before the loop."""
+        """Whether an operand is computed before the loop."""
         values = operand.members if isinstance(operand, StackedArray) else (operand,)
-        makers = [self._flow.made_by[value] for value in values if value >= 0]
+        makers = [self._flow.producers[value] for value in values if value >= 0]
         steps = {self._step(time) for time in makers if time >= 0}
-        return steps.isdisjoint(self._after) and ("loop", self._number) not in steps
+        return steps.isdisjoint(self._after) and ("loop", self._loop) not in steps
 
     def _before(self, batch: int, inside: Collection[int]) -> set[int]:
-        """A batched equation and those in the loop that it is made of."""
+        """A batched equation and those in the loop that it depends on."""
         result, pending = {batch}, [batch]
         while pending:
             for array in _arrays(self._side.batches[pending.pop()]):
@@ -258,8 +255,3 @@ class _Updates:
 
 def _arrays(batch: BatchedEquation) -> list[StackedArray]:
     return [operand for operand in batch.operands if isinstance(operand, StackedArray)]
-
-
-def _bytes(flow: EquationFlow, array: StackedArray) -> int:
-    aval = flow.aval(array.members[0])
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize

@@ -86,11 +86,11 @@ class BatchedDerivative:
         self,
         inner: Derivative,
         mapped: tuple[bool, ...],
-        kept: tuple[bool, ...] | None,
+        kept_residuals: tuple[bool, ...] | None,
         axis: AddedAxis,
     ):
         """See the class."""
-        self._inner, self._mapped, self._kept, self._axis = inner, mapped, kept, axis
+        self._inner, self._mapped, self._kept, self._axis = inner, mapped, kept_residuals, axis
         self.count, self.which = inner.count, inner.which
         self.with_cotangent = inner.with_cotangent
 

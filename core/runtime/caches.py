@@ -106,12 +106,12 @@ def cache_sizes() -> dict[str, CacheSize]:
 
 
 def clear_caches() -> None:
-    """Empty every cache: compiled programs, traced functions and what was worked out for them.
+    """Empty every cache: compiled programs, traced functions and results derived from them.
 
-    All of it is made again when it is needed, so the next calls take as long as the first ones.
-    Kept is what processes agreed on together, since the others would not be asked again. JAX's own
-    caches are emptied by `jax.clear_caches()`. A step of torch's that was compiled as one program
-    (`compile`) has its programs itself, for as long as it lives.
+    Entries are computed again when they are needed, so the next calls take as long as the first.
+    Agreements between processes remain, as the others would not take part again. JAX's own caches
+    are emptied by `jax.clear_caches()`. A step of torch that was compiled as one program
+    (`compile`) owns its programs, for as long as it lives.
 
     Example:
         >>> squares = Bounded(8, "squares")
@@ -212,7 +212,7 @@ class Interned(Recent[_Key, _Value]):
     As long as a value lives, its key leads to it and to no other, also after `clear`.
 
     Args:
-        most: how many entries are kept though nobody else holds them.
+        most: how many entries without other references are kept.
         name: of the cache, as `cache_sizes` lists it.
     """
 

@@ -1,9 +1,9 @@
-"""What XLA's compiler for CPUs is told, where its own choice gives wrong numbers.
+"""Options for XLA's CPU compiler where its default computes wrong values.
 
-XLA hands reductions to a library (YNNPACK) together with what is computed before them. Of what is
-in bfloat16 there it rounds nothing, whatever `xla_allow_excess_precision` says, and some elements
-become NaN at random (jax 0.10.2, 120 of 960 sums of 4,000 elements and more). So programs with
-bfloat16 reduce without it; others keep it, as it is up to three times as fast.
+XLA fuses reductions with their operands into calls of a library (YNNPACK), which does not round
+bfloat16 values in between, whatever `xla_allow_excess_precision` is, and returns NaN for random
+elements (jax 0.10.2, 120 of 960 sums of 4,000 elements and more). So programs with bfloat16 reduce
+without it; others use it, as it is up to three times as fast.
 
 >>> text = jax.jit(lambda x: x.astype("bfloat16")).trace(jax.numpy.ones(2)).jaxpr
 >>> sorted(options(text, "cpu"))
@@ -27,7 +27,7 @@ _PRODUCTS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
 
 def options(program: Any, platform: str) -> dict[str, Any]:
-    """What to compile a traced program with.
+    """The compiler options for a traced program.
 
     Args:
         program: a jaxpr.
@@ -36,7 +36,7 @@ def options(program: Any, platform: str) -> dict[str, Any]:
     Returns:
         Names and values for `jax.stages.Lowered.compile`.
     """
-    reduces_wrongly = platform == "cpu" and _has_bfloat16(program) and _is_known()
+    reduces_wrongly = platform == "cpu" and _has_bfloat16(program) and _is_supported()
     return {_FUSED: _PRODUCTS} if reduces_wrongly else {}
 
 
@@ -49,7 +49,7 @@ def _is_bfloat16(var: Any) -> bool:
 
 
 @functools.cache
-def _is_known() -> bool:
+def _is_supported() -> bool:
     """Whether this XLA has such an option; a program is compiled to find out."""
     try:
         jax.jit(lambda: 0).lower().compile({_FUSED: _PRODUCTS})

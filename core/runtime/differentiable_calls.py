@@ -1,7 +1,7 @@
 """Calls of programs that bring their own derivatives, of every order.
 
 A `Program` computes results, and gives for each set of operands a `Derivative`: a forward pass that
-keeps residuals, and a backward pass from them. JAX asks for no other derivative: the forward pass
+keeps residuals, and a backward pass from them. JAX needs no other derivative: the forward pass
 stands in the trace as ordinary operations, so `jax.checkpoint` decides about each of its values;
 the map of tangents is one operation, whose transposition is the backward pass. Derivatives of the
 backward pass come from `Derivative.vjp`, a program again.

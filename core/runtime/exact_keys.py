@@ -20,7 +20,7 @@ def exact(value: Any) -> Any:
     """A hashable key for a hashable value.
 
     Args:
-        value: anything hashable; numbers are told apart in tuples of any depth, too.
+        value: anything hashable; numbers are distinguished in tuples of any depth, too.
     """
     kind = type(value)
     if kind is float or kind is complex:

@@ -2,7 +2,7 @@
 
 Products and convolutions count two for each multiplication and addition, reductions and
 elementwise operations one for each element, what only moves elements none. A kernel of Pallas
-counts what its author says (`cost_estimate`), or else its body once for each point of its grid.
+counts its author's `cost_estimate`, or else its body once for each point of its grid.
 """
 
 from __future__ import annotations

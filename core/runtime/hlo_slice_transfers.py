@@ -2,7 +2,7 @@
 
 libtpu compiles the program of one slice. What crosses slices leaves the device by a `send` to the
 host, whose runtime (Megascale) does the collective over the data centre's network, and comes back
-by a `recv`. The attributes of both say which collective it is, and among whom.
+by a `recv`. The attributes of both name the collective and its members.
 
 >>> send = '''(f32[128,8]{1,0}, u32[], token[]) send(%x, %after), is_host_transfer=true,
 ... frontend_attributes={_xla_megascale_target="{1,2}x{0:7}",
@@ -69,7 +69,7 @@ def transfer(instruction: str) -> SliceTransfer | None:
 
 def _slices(instruction: str) -> tuple[tuple[int, ...], ...]:
     if product := _PRODUCT.search(instruction):
-        return (tuple(int(number) - 1 for number in product["slices"].split(",")),)
+        return (tuple(int(position) - 1 for position in product["slices"].split(",")),)
     listed = _LISTED.search(instruction)
     groups = re.findall(r"\{([\d,]+)\}", "{" + listed["groups"] + "}") if listed else []
     return tuple(

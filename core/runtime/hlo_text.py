@@ -243,7 +243,7 @@ def parsed(text: str) -> HloModule:
             instruction = _add(rows, match)
             root = instruction if instruction and match["root"] else root
     if entry not in computations:
-        raise ValueError("the text has no entry computation, so it is no whole HLO module")
+        raise ValueError("the text has no entry computation, so it is no complete HLO module")
     return HloModule(header, computations, computations[entry], _frames(tables))
 
 

@@ -235,7 +235,7 @@ def inlined(program: Any, called: Callable[[Any], Any]) -> Any:
     Args:
         program: a jaxpr, closed or not.
         called: the jaxpr without constants that an equation calls with its operands, or None to
-            leave the equation. It is not asked about the equations that are written out.
+            leave the equation. It is not called for the equations that are inlined.
     """
     jaxpr = opened(program)
     inner = [called(eqn) for eqn in jaxpr.eqns]

@@ -42,7 +42,7 @@ from . import samples
 from .report_lines import amount, compiled_lines, transfer_lines
 from .shown_text import ShownText
 
-KNOWN = {
+DESCRIPTIONS = {
     "executions": "compiled programs run",
     "syncs": "times that sync() was called",
     "compilations": "programs compiled",
@@ -54,8 +54,8 @@ KNOWN = {
     "repeat.stacked_bytes": "bytes of memory that went into such stacks",
     "repeat.slices": "slices of stacks that were looked at outside of their step",
     "repeat.sliced_bytes": "bytes of those",
-    "plans.found": "plans found for steps that were to be laid out automatically",
-    "plans.laid_out": "tensors laid out by them",
+    "plans.found": "plans chosen automatically for steps",
+    "plans.laid_out": "tensors sharded by them",
     "plans.laid_out_bytes": "bytes of those",
     "peak_bytes": "largest program, per device: inputs, results and temporaries",
     "transfers.host_to_device": "host buffers sent to devices",
@@ -67,18 +67,18 @@ KNOWN = {
     "copied_bytes": "bytes copied between frameworks",
     "narrowed": "arrays of 64-bit types stored in 32 bits, as jax_enable_x64 is off",
     "narrowed_bytes": "bytes of those, in 32 bits",
-    "gathers": "sharded arrays gathered whole",
+    "gathers": "sharded arrays gathered in full",
     "file_reads": "runs of bytes read from files of weights",
     "file_bytes_read": "bytes read from files of weights",
     "uneven_marks": "marks with a split that does not divide, so buffers are not split",
     "donated_bytes": "bytes of inputs reused for outputs",
     "reads_of_shards": "arrays on several devices that scripts of torch_xla read",
     "marks": "tensors marked by scripts of torch_xla",
-    "op_shardings": "layouts that meshes were asked for in XLA's words, each once",
+    "op_shardings": "OpSharding strings built for meshes, each once",
     "store.requests": "requests of this process to JAX's coordination service, its notes to others",
     "store.bytes": "bytes of their keys and values",
     "data.batches": "batches that loaders gave",
-    "data.waits": "of these, not ready when asked for",
+    "data.waits": "of these, not ready when requested",
     "data.padded_rows": "rows repeated to fill batches",
     "data.dropped_rows": "rows left out, in last batches that do not divide",
 }
@@ -95,7 +95,7 @@ _transfers: dict[tuple[str, str], list[int]] = {}
 _repeats: dict[str, str] = {}
 """Of each step compiled with `repeat`, by its line, what became of its layers."""
 _plans: dict[str, str] = {}
-"""Of each step that was to be laid out automatically, by its line, what was found."""
+"""The outcomes of automatic plans, by the step's line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def count(name: str, amount: int = 1) -> None:
     """Add to a counter.
 
     Args:
-        name: the counter; one of `KNOWN`, or any new name.
+        name: the counter; one of `DESCRIPTIONS`, or any new name.
         amount: how much to add; bytes where the name ends in `_bytes`.
 
     Example:
@@ -221,18 +221,18 @@ def record_repeat(where: str, outcome: str) -> None:
 
 
 def record_plan(where: str, outcome: str | None) -> None:
-    """Note what became of a step that was to be laid out automatically.
+    """Record the outcome of a step's automatic plan.
 
     Args:
         where: the step's line.
-        outcome: the mesh, and how much was laid out; or why there is no plan. None takes back what
-            was noted.
+        outcome: the mesh, and how much was sharded; or why there is no plan. None removes the
+            record.
 
     Example:
         >>> reset()
-        >>> record_plan("train.py:12", "mesh (data=8), 12 tensors laid out")
+        >>> record_plan("train.py:12", "mesh (data=8), 12 tensors sharded")
         >>> print(report())
-        plan: mesh (data=8), 12 tensors laid out  (train.py:12)
+        plan: mesh (data=8), 12 tensors sharded  (train.py:12)
         >>> reset()
     """
     _plans.pop(where, None)
@@ -260,14 +260,14 @@ def counters() -> dict[str, int]:
     """Read every counter.
 
     Returns:
-        A copy: each name in `KNOWN` (0 where nothing was counted), then any other name counted.
+        A copy: each name in `DESCRIPTIONS` (0 where nothing was counted), then other names.
 
     Example:
         >>> reset()
         >>> counters()["gathers"]
         0
     """
-    return dict.fromkeys(KNOWN, 0) | dict(_counts)
+    return dict.fromkeys(DESCRIPTIONS, 0) | dict(_counts)
 
 
 def compilations() -> list[Compilation]:
@@ -332,18 +332,21 @@ def report() -> ShownText:
     Returns:
         The counters that are not zero with their meaning; one line per compilation: what was
         compiled, the line of user code that needed it, the seconds it took and its cause; one line
-        per step compiled with `repeat` or laid out automatically; and the lines of user code that
+        per step compiled with `repeat` or sharded automatically; and the lines of user code that
         moved most bytes between host and devices. An interpreter or a notebook shows its lines.
 
     Example:
         >>> reset()
         >>> count("gathers", 2)
         >>> report()
-        gathers                                2  sharded arrays gathered whole
+        gathers                                2  sharded arrays gathered in full
         >>> reset()
     """
     rows = [(name, n) for name, n in counters().items() if n]
-    lines = [f"{name:<30}{amount(name, n):>10}  {KNOWN.get(name, '')}".rstrip() for name, n in rows]
+    lines = [
+        f"{name:<30}{amount(name, n):>10}  {DESCRIPTIONS.get(name, '')}".rstrip()
+        for name, n in rows
+    ]
     done = compilations()
     if done:
         lines += ["", *compiled_lines(done)]

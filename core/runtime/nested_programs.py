@@ -49,7 +49,7 @@ class Body:
         operands: which operand is which input.
         results: which result is which of the program's results.
         carried: (result, input) of the program that are one value from run to run.
-        times: how often it runs; of a `while` 1, since nobody knows.
+        times: how often it runs; 1 for a `while`, whose count is unknown.
         kind: "call", "scan", "while", "condition" (of a while), "branch", "manual" (shapes inside
             are of one device).
     """

@@ -7,7 +7,7 @@
 >>> jax.jit(doubled.bind)(3.0).item(), jax.grad(doubled.bind)(3.0).item()
 (6.0, 2.0)
 
-In a JAX that lacks a name which a rule needs, there is no such primitive, and `bind` says so.
+In a JAX that lacks a name which a rule needs, there is no such primitive, and `bind` raises.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def new_primitive(
     Args:
         name: of its equations.
         function: what it computes, of arrays and its parameters, which are keywords everywhere;
-            it is lowered so, if `lowering` says nothing else.
+            it is lowered so, unless `lowering` is given.
         abstract: the types of its results, of those of its operands.
         eager: computes it outside of transformations; by default `function`.
         lowering: `lowering(context, *operands)`, of values of MLIR.

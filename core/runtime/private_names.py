@@ -4,7 +4,7 @@ A package may rename what it calls private in any version. So isoshard touches s
 place only, a table like this one, whose rows are bound when the table is read:
 
 >>> import numpy as np
->>> table = PrivateNames("numpy", known="1.26 to 2.4")
+>>> table = PrivateNames("numpy", versions="1.26 to 2.4")
 >>> norm = table.bind("numpy.linalg.norm", why="gives lengths", without="no length is known")
 >>> float(norm([3.0, 4.0]))
 5.0
@@ -67,7 +67,7 @@ class PrivateName:
         path: the package, its modules, and what is in them: `"torch._C._nn._parse_to"`.
         why: what isoshard does with it, as the end of "which ..".
         without: what happens where it is missing.
-        known: the versions of the package that are known to have it.
+        versions: of the package that have it.
         formerly: its path in older ones of these; empty if it is the same.
         substitute: whether something else serves where it is missing.
     """
@@ -75,7 +75,7 @@ class PrivateName:
     path: str
     why: str
     without: str
-    known: str
+    versions: str
     formerly: str = ""
     substitute: bool = False
 
@@ -142,26 +142,26 @@ class PrivateName:
         setattr(self.owner, self.attribute, make(self.found()))
 
     def error(self) -> PrivateNameError:
-        """What is raised where it is needed and missing."""
+        """The error to raise where the name is needed and missing."""
         package = self.path.partition(".")[0]
         version = getattr(sys.modules.get(package), "__version__", "(no version)")
         return PrivateNameError(
             f"{package} {version} has no {self.path}, which {self.why}: {self.without}. "
-            f"{package} {self.known} are known to have it; install one of them."
+            f"{package} {self.versions} are known to have it; install one of them."
         )
 
 
 class PrivateNames:
-    """The private names of one package that isoshard uses, in the order in which they were stated.
+    """The private names of a package that isoshard uses, in the order of their declaration.
 
     Args:
         package: the top-level name.
-        known: the versions that are known to have all of them, where a row says nothing else.
+        versions: that have all of them, unless a row has others.
     """
 
-    def __init__(self, package: str, known: str):
+    def __init__(self, package: str, versions: str):
         """See the class."""
-        self.package, self.known = package, known
+        self.package, self.versions = package, versions
         self._rows: dict[str, PrivateName] = {}
 
     def warn_if_untested(self) -> None:
@@ -171,15 +171,15 @@ class PrivateNames:
             >>> import warnings
             >>> with warnings.catch_warnings(record=True) as caught:
             ...     warnings.simplefilter("always")
-            ...     PrivateNames("numpy", known="1.10 to 1.11").warn_if_untested()
+            ...     PrivateNames("numpy", versions="1.10 to 1.11").warn_if_untested()
             >>> str(caught[0].message).partition("numpy 1")[2]
             '.10 to 1.11 only; if something fails, install one of these [ISO015]'
         """
         version = importlib.import_module(self.package).__version__
-        if not is_tried(version, self.known):
+        if not is_tried(version, self.versions):
             warn_user(
                 f"{self.package} {version} is installed, and isoshard was tested with "
-                f"{self.package} {self.known} only; if something fails, install one of these",
+                f"{self.package} {self.versions} only; if something fails, install one of these",
                 UntestedVersionWarning,
             )
 
@@ -193,17 +193,17 @@ class PrivateNames:
         *,
         why: str,
         without: str,
-        known: str | None = None,
+        versions: str | None = None,
         formerly: str = "",
         substitute: bool = False,
     ) -> PrivateName:
-        """Add a row, and look nothing up.
+        """Add a row, without looking up the name.
 
         Args:
             path: as in `PrivateName`, whose other arguments are the same too.
             why: what isoshard does with it.
             without: what happens where it is missing.
-            known: versions that have it.
+            versions: that have it.
             formerly: its path in older versions.
             substitute: whether something else serves then.
 
@@ -213,9 +213,9 @@ class PrivateNames:
         if path.partition(".")[0] != self.package:
             raise ValueError(f"{path} is no name of {self.package}")
         if path in self._rows:
-            raise ValueError(f"{path} was stated before")
+            raise ValueError(f"{path} is declared already")
         row = self._rows[path] = PrivateName(
-            path, why, without, known or self.known, formerly, substitute
+            path, why, without, versions or self.versions, formerly, substitute
         )
         return row
 
@@ -227,7 +227,7 @@ class PrivateNames:
         make: Callable[[], Any] | None = None,
         **words: str,
     ) -> Any:
-        """Add a row, and give its object.
+        """Add a row, and return its object.
 
         Args:
             path: as in `PrivateName`.
@@ -279,7 +279,7 @@ class Absent:
         """See the class."""
         self.of, self._error = of, error
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _raise(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise self._error()
 
     def __or__(self, other: Any) -> Absent:
@@ -287,8 +287,8 @@ class Absent:
         return self
 
     __ror__ = __or__
-    __call__ = __enter__ = __exit__ = __instancecheck__ = __iter__ = __contains__ = _refuse
-    __getitem__ = __setitem__ = _refuse
+    __call__ = __enter__ = __exit__ = __instancecheck__ = __iter__ = __contains__ = _raise
+    __getitem__ = __setitem__ = _raise
 
     def __getattr__(self, name: str) -> NoReturn:
         """Doctest, inspect and copy look for double underscores, which is no use of it."""
@@ -298,7 +298,7 @@ class Absent:
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         """A class may derive from it; making an object of that class raises."""
-        return (type("Absent", (), {"__new__": functools.partial(self._refuse)}),)
+        return (type("Absent", (), {"__new__": functools.partial(self._raise)}),)
 
 
 def is_tried(version: str, tried: str) -> bool:
@@ -329,7 +329,7 @@ def or_absent(make: Callable[[], Any]) -> Any:
         What it makes; an `Absent` if it raises PrivateNameError.
 
     Example:
-        >>> table = PrivateNames("numpy", known="1.26 to 2.4")
+        >>> table = PrivateNames("numpy", versions="1.26 to 2.4")
         >>> gone = table.bind("numpy._gone", why="is not there", without="nothing works")
         >>> isinstance(or_absent(lambda: gone("a").b), Absent)
         True

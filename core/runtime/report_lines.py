@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from .metrics import Compilation, Transfer
 
 
-def amount(name: str, number: int) -> str:
-    """Write what a counter counted; bytes where its name says so."""
-    return human_bytes(number) if name.endswith("_bytes") else f"{number:,}"
+def amount(name: str, count: int) -> str:
+    """A counter's value as text; in bytes if its name ends so."""
+    return human_bytes(count) if name.endswith("_bytes") else f"{count:,}"
 
 
 def compiled_lines(done: Sequence[Compilation]) -> list[str]:

@@ -1,6 +1,6 @@
 """Samples: how long things took, and how large they were.
 
-A counter says how often; a series of samples also how long. Only the latest samples are kept, the
+A counter has a count; a series of samples also durations. Only the latest samples are kept, the
 number and the sum count them all.
 
 >>> clear()

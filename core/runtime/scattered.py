@@ -1,4 +1,4 @@
-"""Numbers that lie scattered in memory, read or written at once.
+"""Numbers scattered in memory, read or written at once.
 
 A thousand numbers, each in a place of its own, cost Python 100 us or more to go through; from their
 addresses C takes a tenth of that.
@@ -25,8 +25,8 @@ from numpy.typing import DTypeLike
 class Scattered:
     """Numbers of one dtype.
 
-    Nothing here knows whose memory it is: the caller keeps the owners alive and in place, and asks
-    nothing of numbers that are gone.
+    The memory is not owned: the caller keeps its owners alive and in place, and does not access
+    numbers that are freed.
 
     Args:
         addresses: of the numbers, aligned to their size.
@@ -66,12 +66,12 @@ class Scattered:
 
 
 def separate(index: np.ndarray, dtype: np.dtype, span: range) -> tuple[np.ndarray, np.ndarray]:
-    """An index, and room for as many numbers, neither of which lies in a span of memory.
+    """An index, and a buffer for as many numbers, both outside of a span of memory.
 
-    Where one lay in it, NumPy would copy the whole span and write it back.
+    If one overlapped it, NumPy would copy the entire span and write it back.
     """
     size = index.nbytes + index.size * dtype.itemsize
-    inside = []  # held, so that the next lies elsewhere
+    inside = []  # kept alive, so that the next is elsewhere
     while True:
         memory = np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)
         if memory.ctypes.data >= span.stop or memory.ctypes.data + memory.size <= span.start:

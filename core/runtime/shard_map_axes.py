@@ -1,13 +1,13 @@
-"""Over which mesh axes a value differs between devices, inside `jax.shard_map`.
+"""The mesh axes over which a value varies between devices, inside `jax.shard_map`.
 
-JAX tracks it there (`check_vma`), and refuses loops whose carries vary more after a turn than
-before:
+JAX tracks them there (`check_vma`), and raises for loops whose carries vary over more axes after an
+iteration than before:
 
 >>> import jax
 >>> from jax.sharding import PartitionSpec as P
 >>> mesh = jax.make_mesh((4,), ("x",))
 >>> def count(block):
-...     total, blocks = vary_alike((jax.numpy.zeros(()), block))
+...     total, blocks = vary_equally((jax.numpy.zeros(()), block))
 ...     return jax.lax.scan(lambda total, row: (total + row.sum(), None), total, blocks)[0][None]
 >>> run = jax.shard_map(count, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
 >>> run(jax.numpy.ones((8, 2), device=jax.NamedSharding(mesh, P("x")))).tolist()
@@ -25,7 +25,7 @@ from .jaxprs import equations
 
 
 def varying(value: Any) -> frozenset[Any]:
-    """The axes over which a value differs; none outside of `jax.shard_map`.
+    """The axes over which a value varies; none outside of `jax.shard_map`.
 
     Args:
         value: an array, or an abstract value.
@@ -35,7 +35,7 @@ def varying(value: Any) -> frozenset[Any]:
 
 
 def checked_axes() -> frozenset[Any]:
-    """The Manual axes here over which JAX tracks what differs."""
+    """The current Manual axes over which JAX tracks variation."""
     names = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if not names:
         return frozenset()
@@ -44,7 +44,7 @@ def checked_axes() -> frozenset[Any]:
 
 
 def communicated(program: Any) -> frozenset[Any]:
-    """The axes over which a traced program communicates, or asks where it is."""
+    """The axes over which a traced program communicates, or reads its index."""
     axes = frozenset(checked_axes())
     named_axes: set[Any] = set()
     for equation in equations(program):
@@ -55,13 +55,13 @@ def communicated(program: Any) -> frozenset[Any]:
 
 
 def varying_over(value: Any, axes: Iterable[Any]) -> Any:
-    """A value as one that differs over at least some axes."""
+    """A value cast to vary over at least some axes."""
     missing = tuple(sorted(frozenset(axes) - varying(value)))
     return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
-def vary_alike(values: Any, axes: Iterable[Any] = ()) -> Any:
-    """Values that all differ over the same axes: those over which any of them does."""
+def vary_equally(values: Any, axes: Iterable[Any] = ()) -> Any:
+    """Values cast to vary over the same axes: those over which any of them varies."""
     leaves, structure = jax.tree.flatten(values)
     axes = frozenset(axes).union(*map(varying, leaves))
     return jax.tree.unflatten(structure, [varying_over(leaf, axes) for leaf in leaves])

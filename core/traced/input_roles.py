@@ -1,10 +1,10 @@
-"""What the arguments of a JAX step are for, told from what the step gives back.
+"""The roles of a JAX step's arguments, inferred from its results.
 
-An argument that comes back with the same structure, shapes and dtypes is state: the step replaces
-it. Its leaves are parameters, but for those that follow a parameter: whose path ends as the
-parameter's and whose shape is the same, as `mu` and `nu` of optax do. Other arguments are the
-batch. A step that does not give its first argument back is no training: that one is the model, and
-a result that looks like a part of the batch renews nothing.
+An argument that is returned with the same structure, shapes and dtypes is state: the step replaces
+it. Its leaves are parameters, except those that follow a parameter: whose path ends with the
+parameter's and whose shape is the same, like `mu` and `nu` of optax. Other arguments are the
+batch. A step that does not return its first argument is no training: that argument is the model,
+and no result replaces a part of the batch.
 
 >>> import numpy as np
 >>> w = jax.ShapeDtypeStruct((4, 8), np.float32)
@@ -34,14 +34,14 @@ from .traced_step import Role
 
 
 class ArgumentLeaf(NamedTuple):
-    """One array among the arguments of a step.
+    """An array among the arguments of a step.
 
     Attributes:
         argument: the name of the argument that it is in.
-        name: as a plan knows it: its path in the argument; of a batch with the argument's name.
-        role: what it is for.
+        name: for a plan: its path in the argument; of a batch with the argument's name.
+        role: of the array.
         follows: of optimizer state, the name of its parameter.
-        value: as it was given; it has a shape and a dtype.
+        value: with a shape and a dtype.
     """
 
     argument: str
@@ -52,32 +52,32 @@ class ArgumentLeaf(NamedTuple):
 
 
 def replaced(arguments: Mapping[str, Any], result: Any) -> dict[str, int | None]:
-    """Which arguments a step gives back anew, and at which place of its result.
+    """The arguments that a step replaces, and their positions in its result.
 
     Returns:
-        For each such argument the place of the child of `result`; None: all of the result.
+        For each such argument the index of the child of `result`; None: all of the result.
     """
     children, _ = jax.tree.flatten(result, is_leaf=lambda x: x is not result)
     result_kind = _kind(result)
     free = dict(enumerate(map(_kind, children)))
-    found: dict[str, int | None] = {}
+    replaced_by: dict[str, int | None] = {}
     for name, tree in arguments.items():
         kind = _kind(tree)
         if not kind[1]:
             continue
-        if kind == result_kind and not found:
+        if kind == result_kind and not replaced_by:
             return {name: None}
         index = next((index for index, other in free.items() if other == kind), None)
         if index is not None:
             del free[index]
-            found[name] = index
-        if not found:
+            replaced_by[name] = index
+        if not replaced_by:
             return {}
-    return found
+    return replaced_by
 
 
 def leaves_of_arguments(arguments: Mapping[str, Any], batch: Collection[str]) -> list[ArgumentLeaf]:
-    """Name every array of the arguments, and say what it is for.
+    """The arrays of the arguments, with names and roles.
 
     Args:
         arguments: trees by name, in order.
@@ -88,14 +88,14 @@ def leaves_of_arguments(arguments: Mapping[str, Any], batch: Collection[str]) ->
         for argument, tree in arguments.items()
         for path, leaf in jax.tree.leaves_with_path(tree)
     ]
-    found = []
-    owners = _owners([one for one in named if one[0] not in batch])
+    leaves = []
+    owners = _owners([entry for entry in named if entry[0] not in batch])
     for argument, path, leaf in named:
         name = path_name(path)
         if argument in batch:
             join = ".".join(filter(None, (argument, name)))
             is_key = jnp.issubdtype(_dtype(leaf), jax.dtypes.prng_key)
-            found.append(ArgumentLeaf(argument, join, "random" if is_key else "input", None, leaf))
+            leaves.append(ArgumentLeaf(argument, join, "random" if is_key else "input", None, leaf))
             continue
         owner = owners.get((argument, name))
         role: Role = "parameter" if jnp.issubdtype(_dtype(leaf), jnp.inexact) else "buffer"
@@ -105,14 +105,14 @@ def leaves_of_arguments(arguments: Mapping[str, Any], batch: Collection[str]) ->
             role = "random"
         elif not np.shape(leaf):
             role = "number"
-        found.append(ArgumentLeaf(argument, name or argument, role, owner, leaf))
-    return found
+        leaves.append(ArgumentLeaf(argument, name or argument, role, owner, leaf))
+    return leaves
 
 
 def _owners(named: list[tuple[str, Any, Any]]) -> dict[tuple[str, str], str]:
     """The parameter that each leaf of an optimizer's state follows.
 
-    It lies in another argument, or in another field of the one that has a field for parameters.
+    It is in another argument, or in another field of the argument that has a field for parameters.
     """
     parameters: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
     positions = []
@@ -122,26 +122,30 @@ def _owners(named: list[tuple[str, Any, Any]]) -> dict[tuple[str, str], str]:
         name = path_name(path)
         field, _, rest = name.partition(".")
         inside = field in _FIELDS
-        own = rest if inside else name
-        home = f"{argument}.{field}" if inside else argument
-        parameters.setdefault((own, *map(str, np.shape(leaf))), []).append((home, argument, name))
+        path_text = rest if inside else name
+        location = f"{argument}.{field}" if inside else argument
+        parameters.setdefault((path_text, *map(str, np.shape(leaf))), []).append(
+            (location, argument, name)
+        )
         positions.append((argument, field, name, tuple(map(str, np.shape(leaf)))))
-    found: dict[tuple[str, str], str] = {}
+    owners: dict[tuple[str, str], str] = {}
     for argument, field, name, shape in positions:
-        parts = name.split(".") if name else []
-        for start in range(1, len(parts) + 1):
-            homes = parameters.get((".".join(parts[start:]), *shape), ())
+        segments = name.split(".") if name else []
+        for start in range(1, len(segments) + 1):
+            candidates = parameters.get((".".join(segments[start:]), *shape), ())
             others = [
-                one for home, of, one in homes if home not in (argument, f"{argument}.{field}")
+                parameter
+                for location, of, parameter in candidates
+                if location not in (argument, f"{argument}.{field}")
             ]
             if others and field not in _FIELDS:
-                found[argument, name] = others[0]
+                owners[argument, name] = others[0]
                 break
-    return found
+    return owners
 
 
 _FIELDS = ("params", "parameters", "model", "trainable")
-"""What a state that holds everything calls the field of its parameters."""
+"""Usual names of the field of parameters in a training state."""
 
 
 def _kind(tree: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -150,5 +154,5 @@ def _kind(tree: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _dtype(leaf: Any) -> Any:
-    found = getattr(leaf, "dtype", None)
-    return np.asarray(leaf).dtype if found is None else found
+    dtype = getattr(leaf, "dtype", None)
+    return np.asarray(leaf).dtype if dtype is None else dtype

@@ -11,15 +11,15 @@
 >>> arguments = (params, jax.eval_shape(tx.init, params), jax.ShapeDtypeStruct((64, 512), "float32"))
 >>> mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
 >>> plan = Plan({"w": (None, "model")}, inputs=("data",))
->>> found = traced_jax_step(step, arguments, {}, mesh, plan)
->>> for one in found.inputs:
-...     print(one.name, one.role, one.shape, one.sharding.spec)
+>>> traced = traced_jax_step(step, arguments, {}, mesh, plan)
+>>> for leaf in traced.inputs:
+...     print(leaf.name, leaf.role, leaf.shape, leaf.sharding.spec)
 w parameter (512, 2048) P(None, 'model')
 0.count number () P()
 0.mu.w optimizer (512, 2048) P(None, 'model')
 0.nu.w optimizer (512, 2048) P(None, 'model')
 x input (64, 512) P('data',)
->>> [result.replaces for result in found.results]
+>>> [result.replaces for result in traced.results]
 [0, 1, 2, 3, None]
 """  # noqa: E501
 
@@ -65,18 +65,18 @@ def traced_jax_step(
     """Trace a JAX function for a mesh and a plan, without data.
 
     Args:
-        step: a function of pytrees, jitted or not. One that is jitted donates what it says; of
-            another the state that it gives back is donated.
+        step: a function of pytrees, jitted or not. A jitted function has its own donation; of
+            others the state that it replaces is donated.
         args: its arguments: arrays, or `jax.ShapeDtypeStruct`s.
         kwargs: its keyword arguments.
-        mesh: over devices that are here or described. Explicit axes are Auto ones where a plan is
-            given, and where no argument has a type.
-        plan: the `Plan`, or one spec for every parameter; None: arrays keep the layout that they
-            have on a mesh of this grid, and others are replicated.
+        mesh: over attached or described devices. Explicit axes become Auto if a plan is given, or
+            no argument is typed.
+        plan: the `Plan`, or one spec for every parameter; None: arrays keep their shardings on a
+            mesh of this grid, and others are replicated.
         batch: the names of the arguments that are inputs; by default those that the step does not
-            give back.
-        axis_names: what parameters say of their own axes, by name, for plans that map those.
-        roles: what arrays are for, by name, where the step's result does not tell it.
+            replace.
+        axis_names: the names of parameters' axes, by parameter, for plans that map those.
+        roles: of arrays, by name, which override those inferred from the step's result.
         name: of the step; that of the function unless given.
         framework: in which it is written.
 
@@ -93,8 +93,8 @@ def traced_jax_step(
         program = _without_keys(traced.jaxpr)
     arguments = _named_arguments(step, traced.args_info)
     named_arguments = _named_arguments(step, (tuple(args), dict(kwargs)))
-    back = replaced(_abstract(arguments), traced.out_info)
-    inputs = _batch(arguments, back, batch)
+    replaced_by = replaced(_abstract(arguments), traced.out_info)
+    inputs = _batch(arguments, replaced_by, batch)
     declared = roles or {}
     leaves = [
         leaf
@@ -102,16 +102,16 @@ def traced_jax_step(
         else leaf._replace(role=declared.get(leaf.name, leaf.role))
         for leaf in leaves_of_arguments(_abstract(arguments), inputs)
     ]
-    own = _own_layouts(leaves, named_arguments, mesh)
-    layouts = layouts_of(leaves, own, mesh, plan, axis_names or {})
+    present = _present_shardings(leaves, named_arguments, mesh)
+    layouts = layouts_of(leaves, present, mesh, plan, axis_names or {})
     donated = [bool(leaf.donated) for leaf in jax.tree.leaves(traced.args_info)]
-    gives = [True] * len(leaves) if step is not jitted else donated
-    constants = [_constant(number, const, mesh) for number, const in enumerate(program.consts)]
+    donates = [True] * len(leaves) if step is not jitted else donated
+    constants = [_constant(index, const, mesh) for index, const in enumerate(program.consts)]
     taken = [
         StepInput(leaf.name, leaf.role, tuple(aval.shape), aval.dtype, layout, leaf.follows)
         for leaf, aval, layout in zip(leaves, program.in_avals, layouts, strict=True)
     ]
-    results = _results(traced.out_info, leaves, back, layouts, gives)
+    results = _results(traced.out_info, leaves, replaced_by, layouts, donates)
     shift = len(constants)
     results = [
         result
@@ -132,7 +132,7 @@ def _is_typed(leaf: Any) -> bool:
 
 
 def _untyped(leaf: Any) -> Any:
-    """An argument of which the program's types do not know how it lies."""
+    """An argument's shape without the sharding that would be part of its type."""
     if not _is_typed(leaf):
         return leaf
     weak = getattr(leaf, "weak_type", False)
@@ -141,19 +141,19 @@ def _untyped(leaf: Any) -> Any:
 
 def layouts_of(
     leaves: Sequence[ArgumentLeaf],
-    own: Sequence[NamedSharding | None],
+    present: Sequence[NamedSharding | None],
     mesh: Mesh,
     plan: Any,
     axis_names: Mapping[str, tuple[Any, ...]],
 ) -> list[NamedSharding]:
-    """The layout of each leaf: by the plan, or its own, or whole on every device.
+    """The sharding of each leaf: by the plan, or its present one, or replicated.
 
     Raises:
         PlanError: naming each leaf that the plan does not fit.
     """
-    sharding = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
     if plan is None:
-        return [sharding if one is None else one for one in own]
+        return [replicated if sharding is None else sharding for sharding in present]
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     model = [
         _model_leaf(leaf)._replace(names=axis_names.get(leaf.name))
@@ -162,21 +162,21 @@ def layouts_of(
     ]
     result: dict[str, NamedSharding] = resolve_leaves(plan, model, mesh).shardings
     batch = [_model_leaf(leaf) for leaf in leaves if leaf.role == "input"]
-    said = any(factor.inputs is not UNSET for factor in plan.factors)
+    has_inputs = any(factor.inputs is not UNSET for factor in plan.factors)
     inputs: dict[str, NamedSharding] = {}
-    if said and batch:
+    if has_inputs and batch:
         inputs = resolve_leaves(plan.for_inputs(), batch, mesh).shardings
     owners = {leaf.name: leaf for leaf in model}
     slots = {_model_leaf(leaf): owners.get(leaf.follows or "") for leaf in leaves if leaf.follows}
     moments = slot_layouts(plan, slots, model, mesh)
     layouts = []
-    for leaf, mine in zip(leaves, own, strict=True):
+    for leaf, present_sharding in zip(leaves, present, strict=True):
         if leaf.role == "input":
-            layouts.append(inputs.get(leaf.name, mine or sharding))
+            layouts.append(inputs.get(leaf.name, present_sharding or replicated))
         elif leaf.follows and leaf.name in moments:
             layouts.append(moments[leaf.name])
         else:
-            layouts.append(result.get(leaf.follows or leaf.name, sharding))
+            layouts.append(result.get(leaf.follows or leaf.name, replicated))
     return layouts
 
 
@@ -185,34 +185,34 @@ def _model_leaf(leaf: ArgumentLeaf) -> ModelLeaf:
     return ModelLeaf(leaf.name, tuple(leaf.value.shape), dtype.name, itemsize=dtype.itemsize)
 
 
-def _named_arguments(step: Any, given: tuple[Any, Any]) -> dict[str, Any]:
+def _named_arguments(step: Any, arguments: tuple[Any, Any]) -> dict[str, Any]:
     """The arguments by the names of their parameters, in the order of the program's inputs."""
-    args, kwargs = given
-    named = {name: kwargs[name] for name in sorted(kwargs)}  # the order in which JAX takes them
+    args, kwargs = arguments
+    named = {name: kwargs[name] for name in sorted(kwargs)}  # JAX's order
     try:
         signature = inspect.signature(step)
         bound = signature.bind_partial(*args).arguments
     except (TypeError, ValueError):
-        return {f"argument{number}": arg for number, arg in enumerate(args)} | named
+        return {f"argument{index}": arg for index, arg in enumerate(args)} | named
     named_arguments: dict[str, Any] = {}
     for name, value in bound.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
-            named_arguments |= {f"{name}.{number}": one for number, one in enumerate(value)}
+            named_arguments |= {f"{name}.{index}": arg for index, arg in enumerate(value)}
         else:
             named_arguments[name] = value
     return named_arguments | named
 
 
 def _abstract(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same trees with shapes in the place of what JAX tells of an argument."""
+    """The trees with shapes instead of JAX's `ArgInfo`."""
     return {
-        name: jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), tree)
+        name: jax.tree.map(lambda arg: jax.ShapeDtypeStruct(arg.shape, arg.dtype), tree)
         for name, tree in arguments.items()
     }
 
 
 def _batch(
-    arguments: Mapping[str, Any], back: Collection[str], batch: Collection[str] | None
+    arguments: Mapping[str, Any], replaced_by: Collection[str], batch: Collection[str] | None
 ) -> set[str]:
     if batch is not None:
         unknown = [name for name in batch if name not in arguments]
@@ -222,26 +222,26 @@ def _batch(
                 f"arguments are {', '.join(arguments)}"
             )
         return set(batch)
-    model = set(back) or set(list(arguments)[:1])
+    model = set(replaced_by) or set(list(arguments)[:1])
     return set(arguments) - model
 
 
-def _own_layouts(
-    leaves: Sequence[ArgumentLeaf], given: Mapping[str, Any], mesh: Mesh
+def _present_shardings(
+    leaves: Sequence[ArgumentLeaf], arguments: Mapping[str, Any], mesh: Mesh
 ) -> list[NamedSharding | None]:
-    """The layouts that arrays have on a mesh of this grid."""
-    by_place = {
+    """The shardings that arrays have on a mesh of this grid."""
+    by_path = {
         (argument, path_name(path)): leaf
-        for argument, tree in given.items()
+        for argument, tree in arguments.items()
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
     result: list[NamedSharding | None] = []
     for leaf in leaves:
         inside = leaf.name.removeprefix(f"{leaf.argument}.") if leaf.role == "input" else leaf.name
-        array = by_place.get((leaf.argument, inside), by_place.get((leaf.argument, "")))
-        there = getattr(array, "sharding", None)
-        if isinstance(there, NamedSharding) and dict(there.mesh.shape) == dict(mesh.shape):
-            result.append(NamedSharding(mesh, there.spec))
+        array = by_path.get((leaf.argument, inside), by_path.get((leaf.argument, "")))
+        sharding = getattr(array, "sharding", None)
+        if isinstance(sharding, NamedSharding) and dict(sharding.mesh.shape) == dict(mesh.shape):
+            result.append(NamedSharding(mesh, sharding.spec))
         else:
             result.append(None)
     return result
@@ -250,50 +250,50 @@ def _own_layouts(
 def _results(
     info: Any,
     leaves: Sequence[ArgumentLeaf],
-    back: Mapping[str, int | None],
+    replaced_by: Mapping[str, int | None],
     layouts: Sequence[NamedSharding],
-    gives: Sequence[bool],
+    donates: Sequence[bool],
 ) -> list[StepResult]:
-    """What each leaf of the result replaces."""
+    """The results of a step, with the inputs that they replace."""
     first = {}
-    for number, leaf in enumerate(leaves):
-        first.setdefault(leaf.argument, number)
-    of_place = {place: name for name, place in back.items()}
+    for index, leaf in enumerate(leaves):
+        first.setdefault(leaf.argument, index)
+    argument_of = {position: name for name, position in replaced_by.items()}
     children = (
-        [info] if None in of_place else jax.tree.leaves(info, is_leaf=lambda x: x is not info)
+        [info] if None in argument_of else jax.tree.leaves(info, is_leaf=lambda x: x is not info)
     )
     results = []
-    for place, child in enumerate(children):
-        argument = of_place.get(None if None in of_place else place)
+    for position, child in enumerate(children):
+        argument = argument_of.get(None if None in argument_of else position)
         for at, (path, _) in enumerate(jax.tree.leaves_with_path(child)):
             if argument is None:
-                results.append(StepResult(path_name(path) or f"result{place}"))
+                results.append(StepResult(path_name(path) or f"result{position}"))
                 continue
-            number = first[argument] + at
-            source = number if gives[number] else None
-            results.append(StepResult(leaves[number].name, source, layouts[number]))
+            index = first[argument] + at
+            source = index if donates[index] else None
+            results.append(StepResult(leaves[index].name, source, layouts[index]))
     return results
 
 
-def _constant(number: int, array: Any, mesh: Mesh) -> StepInput:
-    """An array that the step closes over: an input, so that no program holds its elements."""
+def _constant(index: int, array: Any, mesh: Mesh) -> StepInput:
+    """An array that the step closes over: an input, so that no program contains its elements."""
     dtype = np.dtype(array.dtype)
     sharding = NamedSharding(mesh, PartitionSpec())
-    return StepInput(f"closed_over.{number}", "buffer", tuple(np.shape(array)), dtype, sharding)
+    return StepInput(f"closed_over.{index}", "buffer", tuple(np.shape(array)), dtype, sharding)
 
 
 def _without_keys(program: Any) -> Any:
-    """The program with keys of random generators taken as the words that they are made of."""
+    """The program with random keys as inputs of key data."""
     kinds = [_key_kind(aval) for aval in program.in_avals]
     if not any(kinds):
         return program
     run = jaxpr_as_fun(program)
 
-    def from_words(*given: Any) -> Any:
+    def from_words(*args: Any) -> Any:
         return run(
             *(
-                one if kind is None else jax.random.wrap_key_data(one, impl=kind)
-                for one, kind in zip(given, kinds, strict=True)
+                arg if kind is None else jax.random.wrap_key_data(arg, impl=kind)
+                for arg, kind in zip(args, kinds, strict=True)
             )
         )
 
@@ -305,7 +305,7 @@ def _without_keys(program: Any) -> Any:
 
 
 def _key_kind(aval: Any) -> Any:
-    """What makes the keys of an aval; None of numbers."""
+    """The implementation of an aval of random keys; None of other avals."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return None
     key_kind: list[Any] = []
@@ -315,14 +315,14 @@ def _key_kind(aval: Any) -> Any:
 
 
 def _opened(program: Any) -> Any:
-    """The program with what it closes over as its first inputs."""
+    """The program with its constants as the first inputs."""
     constants = program.consts
     if not constants:
         return program
     shapes = [jax.ShapeDtypeStruct(np.shape(constant), constant.dtype) for constant in constants]
 
-    def opened(*given: Any) -> Any:
-        held, arguments = given[: len(constants)], given[len(constants) :]
-        return jaxpr_as_fun(program.replace(consts=held))(*arguments)
+    def opened(*args: Any) -> Any:
+        consts, arguments = args[: len(constants)], args[len(constants) :]
+        return jaxpr_as_fun(program.replace(consts=consts))(*arguments)
 
     return jax.make_jaxpr(opened)(*shapes, *program.in_avals)

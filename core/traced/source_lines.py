@@ -1,8 +1,8 @@
-"""Which line of the user an operation of a traced program comes from.
+"""The user's source line of an operation in a traced program.
 
-JAX notes the stack where an equation was traced. Of it the innermost frame that is neither of a
-library nor of isoshard is the user's. A bridge that traces later than the user's code ran (torch:
-operations are recorded, then traced) says the line itself, by a name scope: see `SCOPE`.
+JAX records the stack where an equation was traced. Its innermost frame that is neither of a library
+nor of isoshard is the user's. A bridge that traces later than the user's code ran (torch:
+operations are recorded, then traced) declares the line itself, by a name scope: see `SCOPE`.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
 
 SCOPE = "line:"
-"""A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to say where
-it comes from; `/` in a path is written as `|`."""
+"""A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to declare
+its source; `/` in a path is written as `|`."""
 
-_SAID = re.compile(re.escape(SCOPE) + r"(?P<line>[^/()]+(?:\([^/()]*\))?)")
+_LINE = re.compile(re.escape(SCOPE) + r"(?P<line>[^/()]+(?:\([^/()]*\))?)")
 # A transform wraps the scope that follows it: `transpose(jvp(line:a.py:3 (f)))`.
 
 
 def scope_of(line: str) -> str:
-    """The name scope that says a line; `said_by` reads it back, from HLO's `op_name` too.
+    """The name scope that declares a line; `line_in` reads it, from HLO's `op_name` too.
 
     Example:
-        >>> said_by("jit(step)/" + scope_of("src/train.py:12 (loss)") + "/dot_general")
+        >>> line_in("jit(step)/" + scope_of("src/train.py:12 (loss)") + "/dot_general")
         'src/train.py:12 (loss)'
     """
     return SCOPE + line.replace("/", "|")
 
 
-def said_by(path: str) -> str | None:
-    """The line that a name stack, or HLO's `op_name`, says; None if it says none.
+def line_in(path: str) -> str | None:
+    """The line that a name stack, or HLO's `op_name`, declares, if any.
 
     Args:
         path: scopes joined by `/`; the innermost line counts.
     """
-    findall = _SAID.findall(path)
+    findall = _LINE.findall(path)
     return findall[-1].replace("|", "/") if findall else None
 
 
 def line_of(equation: Any) -> str:
-    """The user's line of one equation of a jaxpr; "" if none is known."""
+    """The user's line of an equation of a jaxpr; "" if it has none."""
     source = equation.source_info
-    declared = said_by(str(source.name_stack))
+    declared = line_in(str(source.name_stack))
     if declared is not None:
         return declared
     return "" if source.traceback is None else _of_stack(source.traceback)
 
 
 def with_lines_of_calls(program: Any) -> Any:
-    """The same jaxpr in which what a library's function does has the line that calls it.
+    """A jaxpr in which equations of a library's function have the line of its call.
 
-    A function that JAX traces by itself (`jnp.take`, `jax.nn.silu`) does not know from where it is
-    called; its equations have no line of the user's.
+    The equations of a function that JAX traces separately (`jnp.take`, `jax.nn.silu`) have no line
+    of the user's.
 
     Returns:
-        A jaxpr of the same kind; nothing of the one given changes.
+        A jaxpr of the same kind; `program` is not changed.
 
     Example:
-        >>> def step(x):  # as a bridge says lines; else they are those of the stack
+        >>> def step(x):  # as a bridge declares lines; else they are those of the stack
         ...     with jax.named_scope(scope_of("train.py:12 (step)")):
         ...         return jax.numpy.take(x, 0)
         >>> program = with_lines_of_calls(jax.make_jaxpr(step)(np.ones(4, "float32")))
@@ -105,7 +105,7 @@ def _of_stack(stack: Any) -> str:
 
 
 def is_users(path: str) -> bool:
-    """Whether a file is the user's: no library's, none of Python's and none of isoshard's.
+    """Whether a file is the user's: not a library's, Python's or isoshard's.
 
     Example:
         >>> is_users("/home/me/train.py"), is_users("/venv/lib/site-packages/flax/nnx/module.py")
@@ -115,7 +115,7 @@ def is_users(path: str) -> bool:
 
 
 def written(path: str, index: int, function: str) -> str:
-    """A line as reports write it.
+    """A line in the form of reports.
 
     Args:
         path: of the file; its last part is written.

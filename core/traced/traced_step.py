@@ -1,7 +1,7 @@
-"""A step as the planner takes it, whatever framework it was written in.
+"""A step as the planner takes it, of any framework.
 
-A bridge traces the step once, without data, and says of each input what it is called, what it is
-for and how it is laid out. Depths of estimation and the search read nothing else.
+A bridge traces the step once, without data, and declares the name, role and sharding of each input.
+Depths of estimation and the search read nothing else.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.spec import stacked_sharding
 
 Role = Literal["parameter", "buffer", "optimizer", "input", "random", "number"]
-"""What an input is for: trained; kept by the model and not trained (batch statistics, masks); kept
-by the optimizer; of the batch; state of a random generator; a number such as a learning rate."""
+"""The role of an input: trained; state of the model that is not trained (batch statistics, masks);
+state of the optimizer; of the batch; state of a random generator; a number such as a learning
+rate."""
 
 MODULE = "module:"
-"""What names begin with that mark the output of a module in the program: `jax.ad_checkpoint`'s
+"""The prefix of names that mark the output of a module in the program: `jax.ad_checkpoint`'s
 primitive `name` with `module:layers.0.mlp`. It computes nothing."""
 
 GRADIENT = "gradient:"
 """Likewise of the gradient of such an output; of several, their names joined by commas. Only a step
-that is traced without a plan has these marks: a plan lays gradients out."""
+that is traced without a plan has these marks: a plan constrains gradients itself."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepInput:
-    """One array that a step takes.
+    """An input array of a step.
 
     Attributes:
-        name: of a parameter or buffer as a plan knows it; of optimizer state `KIND.PARAMETER`, as
+        name: of a parameter or buffer as in a plan; of optimizer state `KIND.PARAMETER`, as
             in "exp_avg.layers.0.weight"; of the batch its path in the arguments.
-        role: what it is for.
+        role: see `Role`.
         shape: the global one.
         dtype: of the elements.
-        sharding: its layout; over the step's mesh.
-        follows: of optimizer state, the name of the parameter that it is laid out like.
+        sharding: over the step's mesh.
+        follows: of optimizer state, the name of the parameter whose sharding it has.
         layers: of a stack of equal layers, the names that its rows have in the step as written;
             empty: it is no stack.
     """
@@ -66,7 +67,7 @@ class StepInput:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole."""
+        """Bytes of the global array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -77,12 +78,12 @@ class StepInput:
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """One array that a step gives.
+    """A result array of a step.
 
     Attributes:
         name: of what it replaces, or its path in the result.
-        replaces: the number of the input that is donated for it; None: it is new.
-        sharding: its layout; None leaves it to the partitioner.
+        replaces: the index of the input that is donated for it; None: it is new.
+        sharding: None leaves it to the partitioner.
     """
 
     name: str
@@ -92,16 +93,16 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedStep:
-    """One step, traced for a mesh and a plan.
+    """A step, traced for a mesh and a plan.
 
     Attributes:
         name: of the step, for messages and titles.
         framework: "jax", "torch", "flax" or "onnx".
         program: a `jax.extend.core.ClosedJaxpr` of all `inputs`, in this order, to all `results`;
-            layout constraints in it name `mesh`.
-        inputs: what it takes.
-        results: what it gives.
-        mesh: over devices that are here or described.
+            sharding constraints in it are over `mesh`.
+        inputs: in order.
+        results: in order.
+        mesh: over attached or described devices.
         modules: names of the model's modules, in order of first use.
         wide: it was traced with 64-bit types.
     """
@@ -115,16 +116,16 @@ class TracedStep:
     modules: tuple[str, ...] = ()
     wide: bool = False
 
-    def laid_out(
+    def resharded(
         self, layouts: Mapping[str, NamedSharding], mesh: Mesh | None = None
     ) -> TracedStep:
-        """The same step with other layouts of inputs; results that replace one follow it.
+        """A copy of the step with other shardings of inputs, and of the results that replace them.
 
         Args:
             layouts: by name of the input; optimizer state follows its parameter unless it is named.
-                A stack is laid out by its own name, or like its first row: then no mesh axis splits
-                its leading axis. What is not named keeps its layout if the mesh stays, and is
-                replicated otherwise.
+                A stack has the sharding of its own name, or that of its first row, with an
+                unsharded leading axis. Other inputs keep their shardings if the mesh is the same,
+                and are replicated otherwise.
             mesh: another mesh, whose Explicit axes are Auto ones; the program must not name one.
         """
         result: Mesh = self.mesh if mesh is None else auto(mesh)
@@ -139,7 +140,9 @@ class TracedStep:
                 if layout is not None and leaf.layers:
                     layout = stacked_sharding(layout)
             if layout is None:
-                layout = leaf.sharding if result is self.mesh else _whole(result)
+                layout = (
+                    leaf.sharding if result is self.mesh else NamedSharding(result, PartitionSpec())
+                )
             inputs.append(dataclasses.replace(leaf, sharding=layout))
         results = tuple(
             leaf
@@ -148,7 +151,3 @@ class TracedStep:
             for leaf in self.results
         )
         return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=result)
-
-
-def _whole(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())

@@ -19,7 +19,7 @@ Every leaf is checked before any is put on devices, and all errors are in one me
 >>> shard(params, mesh, P("z"))
 Traceback (most recent call last):
     ...
-isoshard.core.errors.SpecError: 2 leaves cannot be laid out, and nothing was changed:
+isoshard.core.errors.SpecError: 2 leaves cannot be sharded, and nothing was changed:
   b: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
   w: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
 
@@ -46,6 +46,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core import extensions
 from isoshard.core.deprecations import accepts_old
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of
@@ -78,7 +79,6 @@ from .multihost_check import checked_across_hosts
 from .reshard import reshard_array
 from .reshard_cache import cached_sharding
 from .shard_arguments import LEFT_OUT, check_uneven, mesh_and_spec, mesh_last, new_mesh_and_spec
-from .unequal_blocks import block_verbs
 
 _KEEP_MEMORY: Any = object()
 Check = Literal["values", "off"]
@@ -279,9 +279,9 @@ def shard(
     if is_literal(x):
         x, copy = from_literal(x, copy, name or "array"), None
     if uneven == "pad":
-        return block_verbs().shard_padded(x, mesh, spec, sizes, copy, name)
+        return extensions.shard_padded(x, mesh, spec, sizes, copy, name)
     if isinstance(x, UnevenArray):
-        return block_verbs().reshard_uneven(x, spec, mesh)
+        return extensions.reshard_uneven(x, spec, mesh)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
         kind = kind_of(x) if memory is _KEEP_MEMORY else memory
         spec = in_kind(spec, mesh, x.ndim, kind, name or "array")
@@ -338,7 +338,7 @@ def reshard(
 
     Returns:
         The same kind of object; buffers that need not move are shared with `x`. An UnevenArray
-        keeps the sizes of its blocks where their number stays the same; other axes that do not
+        keeps the sizes of its blocks if their number is the same; other axes that do not
         divide get those of `torch.chunk`; without padding the result is a jax.Array.
 
     Raises:
@@ -347,7 +347,7 @@ def reshard(
     """
     mesh, spec = new_mesh_and_spec(mesh, spec)
     if isinstance(x, UnevenArray):
-        return block_verbs().reshard_uneven(x, spec, mesh)
+        return extensions.reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
         warn_unused(spec, x)
@@ -448,7 +448,7 @@ def _map_arrays(function: Callable[[Any], Any], x: Any, verb: str) -> Any:
 
 def _gather(x: Any) -> Any:
     if is_uneven(x):
-        return block_verbs().gather(x, _sharding_of(x.array))
+        return extensions.gather_uneven(x, _sharding_of(x.array))
     if isinstance(x, jax.ShapeDtypeStruct):
         return x.update(sharding=NamedSharding(_sharding_of(x).mesh, P()))
     if not isinstance(x, Tracer) and x.is_fully_replicated and not unreduced(x.sharding):

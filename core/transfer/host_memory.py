@@ -156,9 +156,6 @@ def narrowed(host: np.ndarray, copy: bool | None, name: str) -> np.ndarray:
         copy: as for `host_to_jax`.
         name: of the array, for messages.
 
-    Returns:
-        The array itself, or a 32-bit copy.
-
     Raises:
         CopyError: it has to be narrowed and copy is False, an integer does not fit, or JAX has no
             such dtype.

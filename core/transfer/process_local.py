@@ -71,7 +71,7 @@ def from_local(
         name: of `x`, for messages.
 
     Returns:
-        The same kind of object over the whole mesh, as `shard` gives it.
+        The same kind of object over all of the mesh, as from `shard`.
 
     Raises:
         ShardingError: the local shape does not fit (UnevenError: an axis does not divide), or this

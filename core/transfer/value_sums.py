@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _ROW = 4096
-_CHUNK = 64 * _ROW  # words: 1 MiB, which stays in a core's cache
+_CHUNK = 64 * _ROW  # words: 1 MiB, which fits a core's cache
 _COLUMN_SEED = 0x9E3779B9  # 2**32 / golden ratio: columns get other weights than rows
 _SMALL = ("int2", "uint2", "int4", "uint4")  # of less than a byte on devices
 

@@ -1,15 +1,15 @@
 """The safetensors format: eight bytes of length, a header in JSON, then the tensors' bytes.
 
 The header maps each name to dtype, shape and the range of its bytes, counted from the header's end.
-Tensors lie one after the other without gaps, rows first, little-endian. Source of the format:
+Tensors follow each other without gaps, row-major, little-endian. Source of the format:
 https://huggingface.co/docs/safetensors.
 
 >>> text = pack_header({"w": (np.dtype("float32"), (2, 3))})
 >>> text[8:67]
 b'{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}  '
 
-Nothing in a file is believed: a header says how long it is, where tensors lie and how large they
-are, and all of that is compared with the file before a byte of a tensor is read.
+No header is trusted: its length and the tensors' offsets and sizes are compared with the file
+before a byte of a tensor is read.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Stored:
         name: of the tensor.
         dtype: of its elements.
         shape: of the tensor.
-        file: where it lies.
+        file: that has it.
         offset: of its first byte from the start of the file.
     """
 
@@ -77,10 +77,7 @@ class Stored:
 
 
 def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Read what a file holds.
-
-    Args:
-        file: the file.
+    """Read the header of a file.
 
     Returns:
         The tensors by name in the order of their bytes, and the metadata.
@@ -97,7 +94,7 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
             raise FileFormatError(f"{file}: {size} bytes are no safetensors file, which has 8 more")
         if length > LONGEST_HEADER or length > size - 8:
             raise FileFormatError(
-                f"{file}: the header says that it is {length} bytes long; the file has {size} "
+                f"{file}: the header's length would be {length} bytes; the file has {size} "
                 f"bytes, and headers at most {LONGEST_HEADER}. It is cut off, or no safetensors "
                 "file."
             )
@@ -109,23 +106,23 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     begin = 8 + length
     errors: list[str] = []
     ranges = {}
-    found = {}
+    tensors = {}
     for name, entry in entries.items():
         error, stored, ends = _entry(name, entry, file, begin)
         if error or stored is None:
             errors.append(f"{name}: {error}")
         else:
-            found[name], ranges[name] = stored, ends
+            tensors[name], ranges[name] = stored, ends
     errors += _range_errors(ranges, size - begin) if not errors else []
     raise_listed(f"{file} is damaged", errors, FileFormatError)
-    return dict(sorted(found.items(), key=lambda item: ranges[item[0]])), metadata
+    return dict(sorted(tensors.items(), key=lambda item: ranges[item[0]])), metadata
 
 
 def pack_header(
     tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Write a header, its length before it; the tensors follow in the order given.
+    """A header with its length in front; the tensors must follow in the same order.
 
     Args:
         tensors: dtype and shape by name.
@@ -138,9 +135,9 @@ def pack_header(
         FileFormatError: a dtype has no code.
     """
     codes = {name: code for code, name in _CODES.items()}
-    lacking = [f"{n}: {d} has no code" for n, (d, _) in tensors.items() if d.name not in codes]
+    errors = [f"{n}: {d} has no code" for n, (d, _) in tensors.items() if d.name not in codes]
     fix = f"Possible are {', '.join(codes)}."
-    raise_listed("safetensors cannot hold the tensors", lacking, FileFormatError, fix)
+    raise_listed("safetensors has no code for the tensors' dtypes", errors, FileFormatError, fix)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, (dtype, shape) in tensors.items():
@@ -157,7 +154,7 @@ def _parsed(text: bytes, file: Path) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"given twice: {', '.join(twice)[:200]}")
+            raise ValueError(f"repeated: {', '.join(twice)[:200]}")
         return dict(pairs)
 
     try:
@@ -172,21 +169,21 @@ def _parsed(text: bytes, file: Path) -> dict[str, Any]:
 def _entry(
     name: str, entry: Any, file: Path, begin: int
 ) -> tuple[str, Stored | None, tuple[int, int]]:
-    """One tensor of a header: what is wrong with it, or it and its range."""
+    """A tensor of a header: the error in it, or the tensor and its range."""
     nothing = (0, 0)
     if not isinstance(entry, dict) or {*entry} != {"dtype", "shape", "data_offsets"}:
         return f"has not dtype, shape and data_offsets: {entry!r:.200}", None, nothing
     code, shape, ends = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in _CODES:
-        packed = " (elements smaller than a byte are not served)" if code in _PACKED else ""
-        told = f"unknown dtype {code!r:.80}{packed}; known are {', '.join(_CODES)}"
-        return told, None, nothing
+        packed = " (elements smaller than a byte are not supported)" if code in _PACKED else ""
+        error = f"unknown dtype {code!r:.80}{packed}; known are {', '.join(_CODES)}"
+        return error, None, nothing
     if not _counts(shape) or not _counts(ends) or len(ends) != 2:
         return f"shape {shape!r:.80} or offsets {ends!r:.80} are no counts", None, nothing
     stored = Stored(name, jnp.dtype(_CODES[code]), tuple(shape), file, begin + ends[0])
     if stored.nbytes != ends[1] - ends[0]:
-        told = f"{code} of shape {tuple(shape)} takes {stored.nbytes} bytes, "
-        return told + f"and its offsets {ends} hold {ends[1] - ends[0]}", None, nothing
+        error = f"{code} of shape {tuple(shape)} takes {stored.nbytes} bytes, "
+        return error + f"and its offsets {ends} hold {ends[1] - ends[0]}", None, nothing
     return "", stored, (ends[0], ends[1])
 
 

@@ -1,4 +1,4 @@
-"""Arrays joined and cut along an axis: query, key and value as one weight.
+"""Arrays joined and split along an axis: query, key and value as one weight.
 
 >>> import numpy as np
 >>> [qkv] = Concat(0).run([np.zeros((4, 8)), np.ones((4, 8))], np)
@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from .ops import Entries, Op, OpError, Shape, Sizes, WaitingMemory, whole_sizes
+from .ops import Entries, Op, OpError, Shape, Sizes, WaitingMemory, complete_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Concat(Op):
 
     Attributes:
         axis: which.
-        sizes: of the parts along it; not given, they are all alike.
+        sizes: of the arrays along it; not given, they are all equal.
         count: how many; not given, as many as the rule has sources.
 
     Example:
@@ -35,24 +35,26 @@ class Concat(Op):
 
     @property
     def inverse(self) -> Split:
-        """The parts again."""
+        """The `Split` into the same arrays."""
         return Split(self.axis, self.sizes, self.count)
 
     def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """See `Op`."""
         first, axis = shapes[0], self.axis
-        along = [shape[axis] if axis < len(shape) else 0 for shape in shapes]
+        lengths = [shape[axis] if axis < len(shape) else 0 for shape in shapes]
         others = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-        wanted = list(self.sizes) if self.sizes else [along[0]] * (self.count or len(shapes))
-        if axis >= len(first) or len(others) > 1 or along != wanted:
-            given = ", ".join(map(str, shapes))
-            raise OpError(f"{self} does not fit shapes {given}: along axis {axis} wanted {wanted}")
-        return [(*first[:axis], sum(along), *first[axis + 1 :])]
+        expected = list(self.sizes) if self.sizes else [lengths[0]] * (self.count or len(shapes))
+        if axis >= len(first) or len(others) > 1 or lengths != expected:
+            listed = ", ".join(map(str, shapes))
+            raise OpError(
+                f"{self} does not fit shapes {listed}: expected {expected} along axis {axis}"
+            )
+        return [(*first[:axis], sum(lengths), *first[axis + 1 :])]
 
     def layouts(
         self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
     ) -> list[Entries]:
-        """The common one, if it does not split the axis."""
+        """The common layout, if it does not split the axis."""
         if len(set(layouts)) > 1 or layouts[0][self.axis]:
             raise OpError(f"{self} would move data: {_moves(layouts, self.axis)}")
         return [layouts[0]]
@@ -62,8 +64,8 @@ class Concat(Op):
         return [xp.concatenate(list(arrays), self.axis)]
 
     def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
-        """The parts that a rectangle reaches into."""
-        found = []
+        """The ranges of each array that a rectangle overlaps."""
+        ranges = []
         for block in blocks:
             begin, size, offset = block.start[self.axis], block.view.shape[self.axis], 0
             for which, shape in enumerate(shapes):
@@ -72,18 +74,18 @@ class Concat(Op):
                     min(begin + size, offset + shape[self.axis]),
                 )
                 if low < high:
-                    found.append(_part(block, which, self.axis, begin, low, high, low - offset))
+                    ranges.append(_range(block, which, self.axis, begin, low, high, low - offset))
                 offset += shape[self.axis]
-        return found
+        return ranges
 
 
 @dataclasses.dataclass(frozen=True)
 class Split(Op):
-    """Cut one array into parts along an axis; the inverse of `Concat`.
+    """Split an array along an axis; the inverse of `Concat`.
 
     Attributes:
         axis: which.
-        sizes: of the parts along it; not given, they are all alike.
+        sizes: of the arrays along it; not given, they are all equal.
         count: how many; not given, as many as the rule has targets.
 
     Example:
@@ -97,46 +99,46 @@ class Split(Op):
 
     @property
     def inverse(self) -> Concat:
-        """The parts joined."""
+        """The `Concat` of the same arrays."""
         return Concat(self.axis, self.sizes, self.count)
 
     def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """See `Op`."""
         [shape] = shapes
-        parts = self._parts(shape)
-        return [(*shape[: self.axis], part, *shape[self.axis + 1 :]) for part in parts]
+        lengths = self._lengths(shape)
+        return [(*shape[: self.axis], length, *shape[self.axis + 1 :]) for length in lengths]
 
     def layouts(
         self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
     ) -> list[Entries]:
-        """The same, if it does not split the axis."""
+        """The same layout, if it does not split the axis."""
         if layouts[0][self.axis]:
             raise OpError(f"{self} would move data: {_moves(layouts, self.axis)}")
-        return [layouts[0]] * len(self._parts(shapes[0]))
+        return [layouts[0]] * len(self._lengths(shapes[0]))
 
     def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
         """See `Op`."""
-        parts = self._parts(arrays[0].shape)
-        ends = [sum(parts[: i + 1]) for i in range(len(parts))]
+        lengths = self._lengths(arrays[0].shape)
+        ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
         before = (slice(None),) * self.axis
-        pairs = zip(ends, parts, strict=True)
-        return [arrays[0][(*before, slice(end - part, end))] for end, part in pairs]
+        pairs = zip(ends, lengths, strict=True)
+        return [arrays[0][(*before, slice(end - length, end))] for end, length in pairs]
 
     def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
-        """The same rectangles, further in."""
-        parts = self._parts(shapes[0])
-        found = []
+        """The same rectangles, offset by the arrays before theirs."""
+        lengths = self._lengths(shapes[0])
+        ranges = []
         for block in blocks:
             start = list(block.start)
-            start[self.axis] += sum(parts[: block.which])
-            found.append(WaitingMemory(0, tuple(start), block.view))
-        return found
+            start[self.axis] += sum(lengths[: block.which])
+            ranges.append(WaitingMemory(0, tuple(start), block.view))
+        return ranges
 
-    def _parts(self, shape: Shape) -> Shape:
+    def _lengths(self, shape: Shape) -> Shape:
         if self.axis >= len(shape):
             raise OpError(f"{self} does not fit rank {len(shape)}")
         if self.sizes:
-            return whole_sizes(self, self.sizes, shape[self.axis], sum)
+            return complete_sizes(self, self.sizes, shape[self.axis], sum)
         count = self.count or 1
         if shape[self.axis] % count:
             raise OpError(f"{self} does not divide axis {self.axis} of {shape}")
@@ -145,11 +147,11 @@ class Split(Op):
 
 def _moves(layouts: Sequence[Entries], axis: int) -> str:
     if len(set(layouts)) > 1:
-        return f"the parts are laid out differently, by {', '.join(map(str, layouts))}"
+        return f"the arrays are sharded differently, by {', '.join(map(str, layouts))}"
     return f"axis {axis} is split over {', '.join(map(repr, layouts[0][axis]))}"
 
 
-def _part(
+def _range(
     block: WaitingMemory, which: int, axis: int, begin: int, low: int, high: int, at: int
 ) -> WaitingMemory:
     """A block from `low` to `high` along an axis; it begins at `at` in its array."""

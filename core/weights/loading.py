@@ -15,11 +15,11 @@ Under the names and with the axes of another framework, by the rules of a `Weigh
 >>> params["up"]["kernel"].sharding.shard_shape((4, 16))
 (4, 2)
 
-On CPU devices the memory that is read into is that of the arrays. Elsewhere it goes to the device
-as soon as a weight is complete. Beside it there is one chunk for each thread that reads. A process
-reads what its own devices hold, and asks no other.
+On CPU devices a file is read into the memory of the arrays. Elsewhere the memory goes to the device
+as soon as a weight is complete. In addition each reading thread has memory for a chunk. A process
+reads only the shards of its own devices, and communicates with no other.
 
-Rules cost no copy on the way: they say which bytes go where.
+Rules cost no copy: they decide which bytes go where.
 
 The library `safetensors` is not used: it reads slices into memory of its own, which is not aligned
 as XLA shares it, so that each would be copied once more, and its NumPy side has no float8.
@@ -71,7 +71,7 @@ def load_safetensors(
     threads: int = 4,
     chunk: int = CHUNK,
 ) -> Any:
-    """Load a safetensors file or folder, each device its own part.
+    """Load a safetensors file or folder, each device its own shards.
 
     Args:
         path: a `.safetensors` file, a folder with one, or a folder (or file) with an index.
@@ -80,9 +80,9 @@ def load_safetensors(
             results have.
         weights: rules from the names in the files to other names and axes. Not given: names and
             axes as in the files.
-        like: what is wanted, a pytree of arrays or shapes (`jax.eval_shape(init)`): names and
-            shapes are compared, and floats come in its dtypes. Of a torch module (one on `meta`
-            will do) the weights come by name.
+        like: the result's structure, a pytree of arrays or shapes (`jax.eval_shape(init)`): names
+            and shapes are compared, and floats come in its dtypes. Of a torch module (one on
+            `meta` will do) the weights come by name.
         dtype: for all floats; integers and bools keep theirs.
         progress: True shows a bar. A function is called with the bytes read and those to be read.
         threads: that read at the same time.
@@ -93,7 +93,7 @@ def load_safetensors(
         as tied share one array.
 
     Raises:
-        FileFormatError: a file is damaged, cut off, or leads out of its folder.
+        FileFormatError: a file is damaged, truncated, or leads out of its folder.
         FileNotFoundError: there is no such file.
         WeightError: listing every weight that does not fit the rules or `like`.
         ShardingError: listing every weight that the plan does not fit, or that has no dtype on
@@ -115,25 +115,25 @@ def load_safetensors(
         raise TypeError(f"dtype is what floats become, and {dtype} is no float dtype")
     catalogue = open_weights(path)
     stored = catalogue.tensors
-    targets, kept = _targets(stored, catalogue.tied, weights, like, dtype)
+    targets, unchanged = _targets(stored, catalogue.tied, weights, like, dtype)
     shardings = _shardings(targets, mesh, plan)
     jobs = [target.job(shardings[name]) for name, target in targets.items() if not target.same]
-    with shown(progress, sum(job.nbytes for job in jobs), Path(path).name) as tell:
-        arrays = read_all(jobs, threads, chunk, tell)
+    with shown(progress, sum(job.nbytes for job in jobs), Path(path).name) as report:
+        arrays = read_all(jobs, threads, chunk, report)
     for name, target in targets.items():
         if target.same:
-            arrays[name] = _alike(arrays[target.same], shardings[name])
-    made = {**{name: arrays[name] for name in targets}, **kept}
-    return made if like is None else filled(like, made)
+            arrays[name] = _resharded(arrays[target.same], shardings[name])
+    results = {**{name: arrays[name] for name in targets}, **unchanged}
+    return results if like is None else filled(like, results)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
-    """One weight to be made.
+    """A weight to be loaded.
 
     Attributes:
         name: what it is called.
-        shape: of the whole weight.
+        shape: of the global weight.
         dtype: on the devices.
         blocks: of the sources, that memory at a start waits for.
         stored: the sources in the files.
@@ -148,23 +148,23 @@ class _Target:
     same: str = ""
 
     def job(self, sharding: NamedSharding) -> Job:
-        """What is to be read for it."""
-        return Job(self.name, self.shape, self.dtype, sharding, self._wishes)
+        """What is to be read for this weight."""
+        return Job(self.name, self.shape, self.dtype, sharding, self._requests)
 
-    def _wishes(self, sharding: NamedSharding) -> Any:
-        """Memory for each block that devices of this process hold, and what fills it."""
-        starts = list(dict.fromkeys(cut.start for cut in host_slices(sharding, self.shape)))
+    def _requests(self, sharding: NamedSharding) -> Any:
+        """Memory for each block of this process's devices, and the ranges of files that fill it."""
+        starts = list(dict.fromkeys(block.start for block in host_slices(sharding, self.shape)))
         shape = sharding.shard_shape(self.shape)
         blocks = dict(zip(starts, _aligned(len(starts), shape, self.dtype), strict=True))
-        wishes: dict[Stored, list[Any]] = {}
+        requests: dict[Stored, list[Any]] = {}
         for at, memory in blocks.items():
             if not memory.size:
                 continue
             start = (*at, *(0,) * (len(self.shape) - len(at)))
             for name, block in self.blocks(start, memory):
                 if block.view.size:
-                    wishes.setdefault(self.stored[name], []).append((block.start, block.view))
-        return blocks, wishes
+                    requests.setdefault(self.stored[name], []).append((block.start, block.view))
+        return blocks, requests
 
 
 def _targets(
@@ -174,45 +174,45 @@ def _targets(
     like: Any,
     dtype: Any,
 ) -> tuple[dict[str, _Target], dict[str, Any]]:
-    """The weights to be made by name, and those of `like` that stay as they are."""
+    """The weights to be loaded by name, and those of `like` that rules keep."""
     shapes = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in stored.items()}
-    shapes |= {name: shapes[kept] for name, kept in tied.items()}
-    found = {**stored, **{name: stored[kept] for name, kept in tied.items()}}
-    matching, wanted = (weights or _SAME).match(shapes, like)
+    shapes |= {name: shapes[first] for name, first in tied.items()}
+    sources = {**stored, **{name: stored[first] for name, first in tied.items()}}
+    matching, like_leaves = (weights or _SAME).match(shapes, like)
     errors = list(matching.errors)
     targets: dict[str, _Target] = {}
-    whole: dict[Any, str] = {}
+    unchanged: dict[Any, str] = {}
     for group in matching.groups:
         try:
-            source = _one_dtype(group, found)
+            source = _common_dtype(group, sources)
         except WeightError as error:
             errors.append(str(error))
             continue
         for name, shape in group.shapes.items():
-            want = getattr((wanted or {}).get(name), "dtype", None)
+            want = getattr((like_leaves or {}).get(name), "dtype", None)
             try:
                 kind = _dtype_of(name, source.dtype, dtype, want)
             except (WeightError, ShardingError) as error:
                 errors.append(str(error))
                 continue
             plain = not group.rule.ops and not group.rule.stack
-            same = whole.setdefault((source.name, kind), name) if plain else name
+            same = unchanged.setdefault((source.name, kind), name) if plain else name
             targets[name] = _Target(
                 name,
                 shape,
                 kind,
                 lambda start, view, group=group, name=name: group.blocks(name, start, view),
-                found,
+                sources,
                 "" if same == name else same,
             )
     errors += [
         f"{name}: the rules keep it, and like has only its shape"
         for name in matching.kept
-        if wanted is not None and isinstance(wanted[name], jax.ShapeDtypeStruct)
+        if like_leaves is not None and isinstance(like_leaves[name], jax.ShapeDtypeStruct)
     ]
     fix = "Add a rule for each: load_safetensors(.., weights=iso.weights.WeightMap([Rule(..)]))."
-    raise_listed("the files do not fit what is wanted", errors, fix=fix)
-    return targets, {name: (wanted or {})[name] for name in matching.kept}
+    raise_listed("the files do not fit like and the rules", errors, fix=fix)
+    return targets, {name: (like_leaves or {})[name] for name in matching.kept}
 
 
 def _aligned(count: int, shape: tuple[int, ...], dtype: np.dtype) -> list[np.ndarray]:
@@ -220,11 +220,11 @@ def _aligned(count: int, shape: tuple[int, ...], dtype: np.dtype) -> list[np.nda
     size = math.prod(shape) * dtype.itemsize
     step = -(-size // ALIGNMENT) * ALIGNMENT
     memory = aligned_empty((count * step,), np.uint8)
-    parts = [memory[i * step : i * step + size] for i in range(count)]
-    return [part.view(dtype).reshape(shape) for part in parts]
+    blocks = [memory[i * step : i * step + size] for i in range(count)]
+    return [block.view(dtype).reshape(shape) for block in blocks]
 
 
-def _one_dtype(group: RuleGroup, stored: Mapping[str, Stored]) -> Stored:
+def _common_dtype(group: RuleGroup, stored: Mapping[str, Stored]) -> Stored:
     """A source of a group, all of which have one dtype."""
     sources = [stored[name] for names in group.sources for name in names]
     kinds = sorted({source.dtype.name for source in sources})
@@ -234,18 +234,18 @@ def _one_dtype(group: RuleGroup, stored: Mapping[str, Stored]) -> Stored:
     return sources[0]
 
 
-def _dtype_of(name: str, stored: np.dtype, dtype: Any, wanted: Any) -> np.dtype:
-    """What a weight becomes on devices: floats become `dtype`, or what is wanted."""
+def _dtype_of(name: str, stored: np.dtype, dtype: Any, like_dtype: Any) -> np.dtype:
+    """A weight's dtype on devices: floats get `dtype`, or that of `like`."""
     floats = jnp.issubdtype(stored, jnp.floating)
     if floats and dtype is not None:
         return device_dtype(jnp.dtype(dtype), name)
-    if wanted is None:
+    if like_dtype is None:
         return device_dtype(stored, name)
-    want = jnp.dtype(wanted)
+    want = jnp.dtype(like_dtype)
     if want == stored or (floats and jnp.issubdtype(want, jnp.floating)):
         return device_dtype(want, name)
     if floats or want != device_dtype(stored, name):
-        raise WeightError(f"{name}: is {stored} in the file, and {want} is wanted")
+        raise WeightError(f"{name}: is {stored} in the file, and {want} in like")
     return want
 
 
@@ -260,20 +260,20 @@ def _shardings(targets: Mapping[str, _Target], mesh: Mesh, plan: Any) -> dict[st
         odd = [f"{name}: no spec" for name in shapes if name not in plan]
         odd += [f"{name}: a spec, and no such weight" for name in plan if name not in shapes]
         raise_listed("the specs do not match the weights", odd)
-    found, errors = {}, []
+    shardings, errors = {}, []
     for name, shape in shapes.items():
         spec = plan[name] if isinstance(plan, dict) else plan
         try:
             rank = len(shape.shape)
-            found[name] = named_sharding(spec, mesh, rank, shape=shape.shape, name=name)
+            shardings[name] = named_sharding(spec, mesh, rank, shape=shape.shape, name=name)
         except ShardingError as error:
             errors.append(error)
     raise_collected(errors)
-    return found
+    return shardings
 
 
-def _alike(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """A tied weight: the very array, unless the plan lays it out differently."""
+def _resharded(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """A tied weight: the same array, unless the plan shards it differently."""
     return array if array.sharding == sharding else jax.device_put(array, sharding)
 
 

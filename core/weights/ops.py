@@ -6,12 +6,12 @@
 >>> kernel.shape, Kernel().inverse.run([kernel], np)[0].shape
 ((3, 2), (2, 3))
 
-An operation takes a list of arrays to a list of arrays, and says besides what becomes of their
-shapes, and of their layout: a transpose takes the mesh axes along, so no data moves between
-devices. Where it would have to (a split through the middle of a device's block), that is an error.
+An operation maps a list of arrays to a list of arrays, and likewise their shapes and their
+shardings: a transpose permutes the mesh axes too, so no data moves between devices. Where it would
+have to (a split through the middle of a device's block), that is an error.
 
 `back` is how files are loaded: a `WaitingMemory` is memory that waits for a rectangle of an output,
-and `back` says which rectangles of the inputs it waits for.
+and `back` returns the rectangles of the inputs that fill it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sizes = Mapping[str, int]  # of the mesh axes
 
 
 class OpError(CodedError, code="ISO022"):
-    """An operation does not fit a shape or a layout; told with the leaf's name by who called it."""
+    """An operation does not fit a shape or a sharding; callers add the leaf's name."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class Op:
     def layouts(
         self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
     ) -> list[Entries]:
-        """The layouts of the outputs where nothing moves, or OpError if there are none."""
+        """The outputs' layouts for which nothing moves, or OpError if there are none."""
         raise TypeError(f"{type(self).__name__} gives no layouts")
 
     def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
@@ -107,7 +107,7 @@ class Transpose(Op):
     def layouts(
         self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
     ) -> list[Entries]:
-        """The mesh axes go along."""
+        """The mesh axes, permuted like the axes."""
         return [tuple(layout[axis] for axis in self._axes(len(layout))) for layout in layouts]
 
     def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
@@ -203,20 +203,20 @@ class TransposedKernel(Op):
 
     def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         """See `Op`."""
-        return [shape for given in shapes for shape in self._order(len(given)).shapes([given])]
+        return [output for shape in shapes for output in self._order(len(shape)).shapes([shape])]
 
     def layouts(
         self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
     ) -> list[Entries]:
-        """The mesh axes go along; an axis of the window that is split would move data."""
+        """The mesh axes, permuted like the axes; a split window would move data."""
         for layout in layouts:
             split = [axis for axis in self._window(len(layout)) if layout[axis]]
             if split:
                 raise OpError(f"{self} would move data: axis {split[0]} is split")
         return [
-            found
-            for given in layouts
-            for found in self._order(len(given)).layouts([given], [], sizes)
+            output
+            for layout in layouts
+            for output in self._order(len(layout)).layouts([layout], [], sizes)
         ]
 
     def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
@@ -228,7 +228,7 @@ class TransposedKernel(Op):
 
     def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """See `Op`."""
-        found = []
+        inputs = []
         for block in blocks:
             shape = shapes[block.which]
             [turned] = self._order(len(shape)).back([block], [])
@@ -236,8 +236,8 @@ class TransposedKernel(Op):
             for axis in self._window(len(shape)):
                 start[axis] = shape[axis] - start[axis] - turned.view.shape[axis]
             view = np.flip(turned.view, self._window(len(shape)))
-            found.append(WaitingMemory(block.which, tuple(start), view))
-        return found
+            inputs.append(WaitingMemory(block.which, tuple(start), view))
+        return inputs
 
     def _window(self, rank: int) -> tuple[int, ...]:
         """The axes of the window in the input."""
@@ -250,14 +250,14 @@ class TransposedKernel(Op):
         return order.inverse if self.undo else order
 
 
-def whole_sizes(op: Op, sizes: Shape, total: int, join: Any = math.prod) -> Shape:
-    """`sizes` with what -1 stands for; they make up `total`."""
-    known = [size for size in sizes if size != -1]
+def complete_sizes(op: Op, sizes: Shape, total: int, join: Any = math.prod) -> Shape:
+    """`sizes` with the size for which -1 stands; joined they are `total`."""
+    positive = [size for size in sizes if size != -1]
     if join is math.prod:
-        rest = total // max(math.prod(known), 1)
+        rest = total // max(math.prod(positive), 1)
     else:
-        rest = total - sum(known)
-    found = tuple(rest if size == -1 else size for size in sizes)
-    if join(found) != total or min(found, default=0) < 0:
+        rest = total - sum(positive)
+    completed = tuple(rest if size == -1 else size for size in sizes)
+    if join(completed) != total or min(completed, default=0) < 0:
         raise OpError(f"{op} does not divide size {total}")
-    return found
+    return completed

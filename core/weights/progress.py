@@ -1,10 +1,10 @@
-"""Progress of long reads: a bar, a function that is told, or nothing.
+"""Progress of long reads: a bar, a callback, or nothing.
 
->>> told = []
->>> with shown(lambda done, total: told.append((done, total)), 10, "weights") as tell:
-...     tell(4)
-...     tell(6)
->>> told
+>>> calls = []
+>>> with shown(lambda done, total: calls.append((done, total)), 10, "weights") as advance:
+...     advance(4)
+...     advance(6)
+>>> calls
 [(4, 10), (10, 10)]
 """
 
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], object]
 
 @contextlib.contextmanager
 def shown(progress: bool | Progress, total: int, name: str) -> Iterator[Callable[[int], None]]:
-    """Give a function that is told each number of bytes, from any thread.
+    """A function to call with the bytes of each read, from any thread.
 
     Args:
         progress: True shows a bar of rich; a function is called with bytes done and `total`.
@@ -32,23 +32,23 @@ def shown(progress: bool | Progress, total: int, name: str) -> Iterator[Callable
     if progress is False:
         yield lambda size: None
     elif progress is True:
-        with _bar(total, name) as tell:
-            yield tell
+        with _bar(total, name) as advance:
+            yield advance
     else:
         yield _Sum(progress, total)
 
 
 class _Sum:
-    """Adds up, and tells the sum."""
+    """Calls a function with the sum of the bytes so far."""
 
-    def __init__(self, tell: Progress, total: int):
-        self._tell, self._total, self._done = tell, total, 0
+    def __init__(self, progress: Progress, total: int):
+        self._progress, self._total, self._done = progress, total, 0
         self._lock = threading.Lock()
 
     def __call__(self, size: int) -> None:
         with self._lock:
             self._done += size
-            self._tell(self._done, self._total)
+            self._progress(self._done, self._total)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.transfer.host_memory import aligned_empty, start_of
 
 from .file_format import Stored
-from .reads import Read, Run, Wish, joined, reads_of
+from .reads import Read, ReadRequest, Run, joined, reads_of
 from .weight_errors import FileFormatError
 
 Blocks = dict[tuple[int, ...], np.ndarray]
@@ -29,22 +29,22 @@ Blocks = dict[tuple[int, ...], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One array to be made.
+    """An array to be read.
 
     Attributes:
         name: what it is called.
-        shape: of the whole array.
+        shape: of the global array.
         dtype: of its elements on devices.
         sharding: its layout.
-        open: makes memory for the blocks of this process by their start, and says what of which
-            tensor fills it.
+        open: returns memory for the blocks of this process by their start, and for each tensor
+            of the files the requests that fill it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
     sharding: NamedSharding
-    open: Callable[[NamedSharding], tuple[Blocks, Mapping[Stored, Sequence[Wish]]]]
+    open: Callable[[NamedSharding], tuple[Blocks, Mapping[Stored, Sequence[ReadRequest]]]]
 
     @property
     def nbytes(self) -> int:
@@ -55,18 +55,15 @@ class Job:
 
 
 def read_all(
-    jobs: Sequence[Job], threads: int, chunk: int, tell: Callable[[int], None]
+    jobs: Sequence[Job], threads: int, chunk: int, report: Callable[[int], None]
 ) -> dict[str, jax.Array]:
-    """Do all jobs, in the order given.
+    """Read all jobs, in order.
 
     Args:
         jobs: what is to be read.
         threads: how many read at the same time.
         chunk: the most bytes that each has in flight.
-        tell: called with the bytes of each read.
-
-    Returns:
-        The arrays by name.
+        report: called with the bytes of each read.
 
     Raises:
         FileFormatError: a file ends before it should.
@@ -77,12 +74,12 @@ def read_all(
     waiting: collections.deque[tuple[Job, Blocks, list[concurrent.futures.Future[None]]]]
     waiting = collections.deque()
     ahead = 0
-    with _Files(chunk, tell) as files, _Pool(threads) as pool:
+    with _Files(chunk, report) as files, _Pool(threads) as pool:
         for job in jobs:
-            blocks, wishes = job.open(job.sharding)
+            blocks, reads_by_tensor = job.open(job.sharding)
             reads = []
-            for stored, wanted in wishes.items():
-                each = reads_of(stored.offset, stored.shape, stored.dtype, wanted, chunk)
+            for stored, requests in reads_by_tensor.items():
+                each = reads_of(stored.offset, stored.shape, stored.dtype, requests, chunk)
                 for read in joined(each, chunk):
                     read.expect(files.open(stored.file))
                     reads.append(pool.submit(files.read, job.name, stored.file, read))
@@ -101,7 +98,7 @@ def _all_done(reads: Sequence[concurrent.futures.Future[None]]) -> bool:
 
 
 def _finish(entry: Any, arrays: dict[str, jax.Array]) -> None:
-    """Wait for the memory of an array, and make it."""
+    """Wait until the memory of an array is filled, and create the array."""
     job, blocks, reads = entry
     for read in reads:
         read.result()
@@ -109,7 +106,7 @@ def _finish(entry: Any, arrays: dict[str, jax.Array]) -> None:
         array = jax.make_array_from_callback(
             job.shape, job.sharding, lambda index: blocks[start_of(index)], dtype=job.dtype
         )
-    else:  # no device of this process holds a part
+    else:  # no device of this process has a shard
         array = jax.make_array_from_single_device_arrays(
             job.shape, job.sharding, [], dtype=job.dtype
         )
@@ -126,7 +123,7 @@ def _on_cpu(sharding: NamedSharding) -> bool:
 
 
 class _Pool(concurrent.futures.ThreadPoolExecutor):
-    """Threads; after an error what has not begun is left."""
+    """Threads; an error cancels what has not begun."""
 
     def __exit__(self, *error: Any) -> None:
         self.shutdown(wait=True, cancel_futures=error[0] is not None)
@@ -135,8 +132,8 @@ class _Pool(concurrent.futures.ThreadPoolExecutor):
 class _Files:
     """Open files and each thread's scratch memory."""
 
-    def __init__(self, chunk: int, tell: Callable[[int], None]):
-        self._chunk, self._tell = chunk, tell
+    def __init__(self, chunk: int, report: Callable[[int], None]):
+        self._chunk, self._report = chunk, report
         self._open: dict[Path, int] = {}
         self._lock = threading.Lock()
         self._own = threading.local()
@@ -173,7 +170,7 @@ class _Files:
         with self._lock:
             metrics.count("file_reads")
             metrics.count("file_bytes_read", size)
-        self._tell(read.nbytes)
+        self._report(read.nbytes)
 
 
 _NOTHING = np.empty(0, np.uint8)

@@ -1,9 +1,9 @@
 """Reads: which bytes of a file fill which memory, in chunks.
 
-A source is an array in a file; wishes are rectangles of it with the memory that waits for them.
+A source is an array in a file; requests are rectangles of it with the memory to be filled.
 Where a rectangle is a run of bytes and its memory too, the file is read right into the memory.
-Columns are read in blocks of rows: all wishes of this process that lie side by side in one go, and
-each block is then spread over their memory. What lies more than a page away from any wish is not
+Columns are read in blocks of rows: all requests of this process that are side by side at once, and
+each block is then copied to their memory. What is more than a page away from any request is not
 read.
 
 >>> memory = np.zeros((4, 2), np.float32)
@@ -27,7 +27,9 @@ from .weight_errors import FileFormatError
 PAGE = 4096  # bytes; a disk reads no less
 SPREAD = 1 << 20  # bytes of a block that is spread over memory; larger ones leave the cache
 ADVICE = 512 << 10  # bytes; Linux fetches no more for one advice than the disk takes at once
-Wish = tuple[tuple[int, ...], np.ndarray]  # start in the source, memory of the rectangle's shape
+ReadRequest = tuple[
+    tuple[int, ...], np.ndarray
+]  # start in the source, memory of the rectangle's shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +42,7 @@ class Read:
         length: of each run, bytes.
         count: of runs.
         dtype: of the elements in the file.
-        parts: pairs of the elements of a run and the memory that they fill, `count` rows of it.
+        targets: pairs of the elements of a run and the memory that they fill, `count` rows of it.
     """
 
     offset: int
@@ -48,29 +50,29 @@ class Read:
     length: int
     count: int
     dtype: np.dtype
-    parts: tuple[tuple[slice, np.ndarray], ...]
+    targets: tuple[tuple[slice, np.ndarray], ...]
 
     @property
     def nbytes(self) -> int:
         """The bytes of memory that it fills."""
-        return sum(memory.nbytes for _, memory in self.parts)
+        return sum(memory.nbytes for _, memory in self.targets)
 
     @property
     def direct(self) -> bool:
         """Whether it is one run that goes right into memory."""
-        if len(self.parts) != 1 or (self.count > 1 and self.step != self.length):
+        if len(self.targets) != 1 or (self.count > 1 and self.step != self.length):
             return False
-        [(_, memory)] = self.parts
-        whole = memory.size * self.dtype.itemsize == self.count * self.length
-        return whole and memory.dtype == self.dtype and memory.flags.c_contiguous
+        [(_, memory)] = self.targets
+        fills = memory.size * self.dtype.itemsize == self.count * self.length
+        return fills and memory.dtype == self.dtype and memory.flags.c_contiguous
 
     @property
     def memory(self) -> np.ndarray:
         """The bytes that a direct read fills."""
-        return self.parts[0][1].reshape(-1).view(np.uint8)
+        return self.targets[0][1].reshape(-1).view(np.uint8)
 
     def expect(self, file: int) -> None:
-        """Tell the system that these bytes will be read, so that it fetches them meanwhile."""
+        """Advise the system that these bytes will be read, so that it prefetches them."""
         advise = getattr(os, "posix_fadvise", None)  # Linux and BSD
         if advise is None or not (self.count == 1 or self._dense):
             return
@@ -111,7 +113,7 @@ class Read:
             buffer=block.data,
             strides=(step, self.dtype.itemsize),
         )
-        for columns, memory in self.parts:
+        for columns, memory in self.targets:
             _spread(rows[:, columns].reshape(memory.shape), memory)
         return read
 
@@ -131,7 +133,7 @@ class Read:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """Direct reads that follow each other in the file: read at once, into memory here and there.
+    """Direct reads that follow each other in the file: one system call fills several memories.
 
     Attributes:
         reads: in the order of the file, without gaps.
@@ -152,77 +154,81 @@ class Run:
 
     def run(self, file: int, scratch: np.ndarray) -> int:
         """See `Read`."""
-        memory = [read.memory for read in self.reads]
-        got = os.preadv(file, [part.data for part in memory], self.reads[0].offset)
-        for read, part in zip(self.reads, memory, strict=True):
-            if got < part.nbytes:  # the system gave less, or the file has ended
-                read_into(file, part[max(got, 0) :], read.offset + max(got, 0))
-            got -= part.nbytes
+        targets = [read.memory for read in self.reads]
+        count = os.preadv(file, [target.data for target in targets], self.reads[0].offset)
+        for read, target in zip(self.reads, targets, strict=True):
+            if count < target.nbytes:  # the system gave less, or the file has ended
+                read_into(file, target[max(count, 0) :], read.offset + max(count, 0))
+            count -= target.nbytes
         return self.nbytes
 
 
 def joined(reads: Iterable[Read], chunk: int) -> Iterator[Read | Run]:
     """Join direct reads that follow each other, up to `chunk` bytes and 64 of them."""
-    held: list[Read] = []
+    group: list[Read] = []
     for read in reads:
-        size = sum(one.nbytes for one in held)
-        follows = held and held[-1].offset + held[-1].nbytes == read.offset
-        if held and not (
-            read.direct and follows and len(held) < 64 and size + read.nbytes <= chunk
+        size = sum(member.nbytes for member in group)
+        follows = group and group[-1].offset + group[-1].nbytes == read.offset
+        if group and not (
+            read.direct and follows and len(group) < 64 and size + read.nbytes <= chunk
         ):
-            yield held[0] if len(held) == 1 else Run(tuple(held))
-            held = []
+            yield group[0] if len(group) == 1 else Run(tuple(group))
+            group = []
         if read.direct:
-            held.append(read)
+            group.append(read)
         else:
             yield read
-    if held:
-        yield held[0] if len(held) == 1 else Run(tuple(held))
+    if group:
+        yield group[0] if len(group) == 1 else Run(tuple(group))
 
 
 def read_into(file: int, memory: np.ndarray, offset: int) -> None:
     """Fill memory with the bytes of a file from `offset` on; FileFormatError if it ends before."""
     done = 0
     while done < memory.nbytes:
-        got = os.preadv(file, [memory[done:].data], offset + done)
-        if not got:
+        count = os.preadv(file, [memory[done:].data], offset + done)
+        if not count:
             raise FileFormatError(
                 f"the file ends at byte {offset + done}, and {memory.nbytes - done} more were "
-                "expected: it has been cut off since its header was read"
+                "expected: it was truncated after its header was read"
             )
-        done += got
+        done += count
 
 
 def reads_of(
-    offset: int, shape: tuple[int, ...], dtype: np.dtype, wishes: Sequence[Wish], chunk: int
+    offset: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    requests: Sequence[ReadRequest],
+    chunk: int,
 ) -> Iterator[Read]:
-    """Lay out the reads that fulfil wishes for one array.
+    """The reads that fulfil requests for one array.
 
     Args:
         offset: of its first byte in the file.
         shape: of the array.
         dtype: of its elements.
-        wishes: rectangles of it, none empty.
+        requests: rectangles of it, none empty.
         chunk: the most bytes to be read at once; no less than an element.
 
     Yields:
         The reads, in the order of the file.
     """
     if not shape:
-        shape, wishes = (1,), [((0,), memory.reshape(1)) for _, memory in wishes]
+        shape, requests = (1,), [((0,), memory.reshape(1)) for _, memory in requests]
     inner = shape[1:]
     row = math.prod(inner) * dtype.itemsize
-    ends = sorted({end for (at, *_), m in wishes for end in (at, at + m.shape[0])})
+    ends = sorted({end for (at, *_), m in requests for end in (at, at + m.shape[0])})
     for low, high in itertools.pairwise(ends):
         active = [
             ((0, *start[1:]), memory[low - start[0] : high - start[0]])
-            for start, memory in wishes
+            for start, memory in requests
             if start[0] <= low and start[0] + memory.shape[0] >= high
         ]
         if not active:
             continue
         if all(_is_run(memory.shape[1:], inner) for _, memory in active):
-            for runs in _together(active, inner, dtype.itemsize):
+            for runs in _nearby_runs(active, inner, dtype.itemsize):
                 yield from _rows(offset + low * row, row, high - low, dtype, runs, chunk)
         else:
             for i in range(high - low):
@@ -236,23 +242,23 @@ def _is_run(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return not partial or all(size == 1 for size in sizes[: partial[-1]])
 
 
-def _together(
-    wishes: Sequence[Wish], inner: tuple[int, ...], itemsize: int
+def _nearby_runs(
+    requests: Sequence[ReadRequest], inner: tuple[int, ...], itemsize: int
 ) -> Iterator[list[tuple[int, int, np.ndarray]]]:
-    """Wishes by runs of a row (start, end, memory), those that are at most a page apart as one."""
+    """Requests as runs of a row (start, end, memory), grouped if at most a page is between them."""
     steps = [math.prod(inner[i + 1 :]) for i in range(len(inner))]
     runs = []
-    for start, memory in wishes:
+    for start, memory in requests:
         at = sum(s * step for s, step in zip(start[1:], steps, strict=True))
         runs.append((at, at + math.prod(memory.shape[1:]), memory))
     runs.sort(key=lambda run: run[:2])
-    together = [runs[0]]
+    group = [runs[0]]
     for run in runs[1:]:
-        if (run[0] - max(end for _, end, _ in together)) * itemsize > PAGE:
-            yield together
-            together = []
-        together.append(run)
-    yield together
+        if (run[0] - max(end for _, end, _ in group)) * itemsize > PAGE:
+            yield group
+            group = []
+        group.append(run)
+    yield group
 
 
 def _rows(
@@ -263,7 +269,7 @@ def _rows(
     runs: Sequence[tuple[int, int, np.ndarray]],
     chunk: int,
 ) -> Iterator[Read]:
-    """Reads of blocks of rows; a row longer than a chunk is cut."""
+    """Reads of blocks of rows; a row longer than a chunk is split."""
     low, high = min(run[0] for run in runs), max(run[1] for run in runs)
     item = dtype.itemsize
     length = (high - low) * item
@@ -277,8 +283,8 @@ def _rows(
     block = max(chunk // max(taken, 1), 1)
     for first in range(0, count, block):
         rows = min(block, count - first)
-        parts = tuple((slice(a - low, b - low), m[first : first + rows]) for a, b, m in runs)
-        yield Read(offset + first * step + low * item, step, length, rows, dtype, parts)
+        targets = tuple((slice(a - low, b - low), m[first : first + rows]) for a, b, m in runs)
+        yield Read(offset + first * step + low * item, step, length, rows, dtype, targets)
 
 
 def _long_rows(
@@ -289,23 +295,23 @@ def _long_rows(
     runs: Sequence[tuple[int, int, np.ndarray]],
     chunk: int,
 ) -> Iterator[Read]:
-    """Rows that are longer than a chunk: each run by itself, row by row, cut where needed."""
+    """Reads of rows longer than a chunk: each run by itself, row by row, split where needed."""
     item = dtype.itemsize
     for i in range(count):
         for low, high, memory in runs:
             target = memory[i]
             at = offset + i * step + low * item
             if (high - low) * item > chunk:
-                whole = [((0,) * target.ndim, target)]
-                yield from reads_of(at, target.shape, dtype, whole, chunk)
+                request = [((0,) * target.ndim, target)]
+                yield from reads_of(at, target.shape, dtype, request, chunk)
             else:
                 length = (high - low) * item
-                part = (slice(0, high - low), memory[i : i + 1])
-                yield Read(at, length, length, 1, dtype, (part,))
+                run_target = (slice(0, high - low), memory[i : i + 1])
+                yield Read(at, length, length, 1, dtype, (run_target,))
 
 
 def _spread(rows: np.ndarray, memory: np.ndarray) -> None:
-    """Copy a block to where it goes; 64-bit integers may arrive in 32 bits, if they fit."""
+    """Copy a block to its memory; 64-bit integers may become 32-bit ones, if they fit."""
     if memory.dtype.itemsize < rows.dtype.itemsize and memory.dtype.kind in "iu" and rows.size:
         limits = np.iinfo(memory.dtype)
         low, high = int(rows.min()), int(rows.max())

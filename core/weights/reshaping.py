@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .ops import Entries, Op, OpError, Shape, Sizes, WaitingMemory, whole_sizes
+from .ops import Entries, Op, OpError, Shape, Sizes, WaitingMemory, complete_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +55,15 @@ class SplitAxis(Op):
         waiting = list(layout[self.axis])
         inner: list[tuple[str, ...]] = []
         for size in self._sizes(shape):
-            mine = []
+            names = []
             while waiting and size % sizes[waiting[0]] == 0:
                 size //= sizes[waiting[0]]
-                mine.append(waiting.pop(0))
+                names.append(waiting.pop(0))
                 if size == 1:
                     break
             if size > 1 and waiting:
-                raise OpError(f"{self} cuts through the blocks that {waiting} make of axis {shape}")
-            inner.append(tuple(mine))
+                raise OpError(f"{self} would split the blocks that {waiting} make of axis {shape}")
+            inner.append(tuple(names))
         return (*layout[: self.axis], *inner, *layout[self.axis + 1 :])
 
     def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
@@ -74,36 +74,36 @@ class SplitAxis(Op):
         ]
 
     def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
-        """Whole rows of the inner axes go together, others one by one."""
+        """Complete rows of the inner axes as one run, others one by one."""
         return [p for block in blocks for p in self._back(block, shapes[block.which])]
 
     def _back(self, block: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
         into = self._sizes(shape)
         rank = len(into)
         sizes = block.view.shape[self.axis : self.axis + rank]
-        whole = next((i for i in range(rank) if sizes[i:] == into[i:]), rank)
-        for walked in (max(whole - 1, 0), rank - 1):
-            found = [self._run(block, into, index) for index in np.ndindex(*sizes[:walked])]
-            if all(np.may_share_memory(run.view, block.view) for run in found):
-                break  # else the memory lies so that the inner axes make no run
-        return found
+        first_full = next((i for i in range(rank) if sizes[i:] == into[i:]), rank)
+        for walked in (max(first_full - 1, 0), rank - 1):
+            runs = [self._run(block, into, index) for index in np.ndindex(*sizes[:walked])]
+            if all(np.may_share_memory(run.view, block.view) for run in runs):
+                break  # else the inner axes are no run in memory: `reshape` would copy
+        return runs
 
     def _run(self, block: WaitingMemory, into: Shape, index: Shape) -> WaitingMemory:
         """The run along the merged axis at one index of the axes that are walked."""
         axis, last = self.axis, self.axis + len(into)
         view = block.view[(slice(None),) * axis + index]
-        kept = len(into) - len(index)
-        size = math.prod(view.shape[axis : axis + kept])
-        view = view.reshape(*view.shape[:axis], size, *view.shape[axis + kept :])
+        merged = len(into) - len(index)
+        size = math.prod(view.shape[axis : axis + merged])
+        view = view.reshape(*view.shape[:axis], size, *view.shape[axis + merged :])
         steps = [math.prod(into[i + 1 :]) for i in range(len(into))]
-        at = [s + i for s, i in zip(block.start[axis:last], (*index, *(0,) * kept), strict=True)]
+        at = [s + i for s, i in zip(block.start[axis:last], (*index, *(0,) * merged), strict=True)]
         start = sum(s * step for s, step in zip(at, steps, strict=True))
         return WaitingMemory(block.which, (*block.start[:axis], start, *block.start[last:]), view)
 
     def _sizes(self, shape: Shape) -> Shape:
         if self.axis >= len(shape):
             raise OpError(f"{self} does not fit rank {len(shape)}")
-        return whole_sizes(self, self.into, shape[self.axis])
+        return complete_sizes(self, self.into, shape[self.axis])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class MergeAxes(Op):
     def layouts(
         self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
     ) -> list[Entries]:
-        """Mesh axes of an inner axis stay if the axes outside of it are single on a device."""
+        """Mesh axes of an inner axis remain if each device has one index of the axes before it."""
         return [self._layout(*pair, sizes) for pair in zip(layouts, shapes, strict=True)]
 
     def _layout(self, layout: Entries, shape: Shape, sizes: Sizes) -> Entries:
@@ -161,21 +161,21 @@ class MergeAxes(Op):
         return [xp.reshape(a, self._shape(a.shape)) for a in arrays]
 
     def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
-        """A run along the merged axis is cut where an outer axis takes its next step."""
+        """Rectangles of a run along the merged axis, split where an outer axis steps on."""
         return [p for block in blocks for p in self._back(block, shapes[block.which])]
 
     def _back(self, block: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
         last = self.axis + len(self.sizes)
         inner = shape[self.axis : last]
         at, count = block.start[self.axis], block.view.shape[self.axis]
-        found = []
+        boxes = []
         for starts, sizes, offset in _boxes(at, count, inner):
             index = (slice(None),) * self.axis + (slice(offset, offset + math.prod(sizes)),)
             view = block.view[index]
             shaped = (*view.shape[: self.axis], *sizes, *view.shape[self.axis + 1 :])
             start = (*block.start[: self.axis], *starts, *block.start[self.axis + 1 :])
-            found.append(WaitingMemory(block.which, start, view.reshape(shaped)))
-        return found
+            boxes.append(WaitingMemory(block.which, start, view.reshape(shaped)))
+        return boxes
 
 
 def _boxes(at: int, count: int, inner: Shape) -> list[tuple[Shape, Shape, int]]:
@@ -183,17 +183,17 @@ def _boxes(at: int, count: int, inner: Shape) -> list[tuple[Shape, Shape, int]]:
     if len(inner) == 1:
         return [((at,), (count,), 0)] if count else []
     step = math.prod(inner[1:])
-    found: list[tuple[Shape, Shape, int]] = []
+    boxes: list[tuple[Shape, Shape, int]] = []
     offset = 0
     while count:
         row, rest = divmod(at, step)
         if rest == 0 and count >= step:
             rows = count // step
-            found.append(((row, *(0,) * (len(inner) - 1)), (rows, *inner[1:]), offset))
+            boxes.append(((row, *(0,) * (len(inner) - 1)), (rows, *inner[1:]), offset))
             taken = rows * step
         else:
             taken = min(step - rest, count)
             for start, sizes, more in _boxes(rest, taken, inner[1:]):
-                found.append(((row, *start), (1, *sizes), offset + more))
+                boxes.append(((row, *start), (1, *sizes), offset + more))
         at, count, offset = at + taken, count - taken, offset + taken
-    return found
+    return boxes

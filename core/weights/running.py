@@ -1,8 +1,8 @@
-"""Running: a group's operations on the arrays themselves, where they lie.
+"""A group's operations on the arrays themselves, on the devices that have them.
 
-A sharded array goes through one compiled program whose results have the layout that follows from
-that of the sources, so each device works on its own part and nothing moves. Equal layers share one
-program. What needs no operation is the very array.
+A sharded array goes through one compiled program whose results have the sharding that follows from
+that of the sources, so each device works on its own shard and nothing moves. Equal layers share one
+program. An array that needs no operation is returned as it is.
 """
 
 from __future__ import annotations
@@ -29,25 +29,21 @@ from .weight_rules import Rule
 def layouts_of(group: RuleGroup, arrays: Mapping[str, Any]) -> tuple[NamedSharding, ...] | None:
     """The layouts of a group's results, in the order of its targets.
 
-    Args:
-        group: what is to be done.
-        arrays: by name.
-
     Returns:
-        One for each target of each layer; None if the sources lie on no mesh (NumPy arrays, one
-        device, traced values, shapes).
+        A sharding for each target of each layer; None if the sources are on no mesh (NumPy arrays,
+        a single device, traced values, shapes).
 
     Raises:
-        OpError: the sources lie on different meshes, or data would have to move.
+        OpError: the sources are on different meshes, or data would have to move.
     """
     sources = [arrays[name] for names in group.sources for name in names]
-    shardings = [getattr(array, "sharding", None) for array in sources if not _traced(array)]
-    named = [sharding for sharding in shardings if isinstance(sharding, NamedSharding)]
+    array_shardings = [getattr(array, "sharding", None) for array in sources if not _traced(array)]
+    named = [sharding for sharding in array_shardings if isinstance(sharding, NamedSharding)]
     if not named:
         return None
     meshes = {sharding.mesh for sharding in named}
     if len(named) < len(sources) or len(meshes) > 1:
-        raise OpError("its sources do not lie on one mesh; lay them out first with iso.shard")
+        raise OpError("its sources are not on one mesh; shard them first with iso.shard")
     mesh, rule = named[0].mesh, group.rule
     per_layer = len(rule.sources)
     rows = [
@@ -57,19 +53,21 @@ def layouts_of(group: RuleGroup, arrays: Mapping[str, Any]) -> tuple[NamedShardi
         for at in range(0, len(named), per_layer)
     ]
     if len(set(rows)) > 1:
-        raise OpError("the layers that are stacked are laid out differently")
+        raise OpError("the layers that are stacked are sharded differently")
     layouts: Sequence[Entries] = rows[0]
     at = rule.stack_axis
     if rule.unstacks:
         if any(layout[at] for layout in layouts):
-            raise OpError(f"axis {at}, which holds the layers, is split over {layouts[0][at]}")
+            raise OpError(
+                f"axis {at}, along which the layers are stacked, is split over {layouts[0][at]}"
+            )
         layouts = [(*layout[:at], *layout[at + 1 :]) for layout in layouts]
     for op, shapes in zip(rule.ops, group.steps, strict=False):
         layouts = op.layouts(layouts, shapes, dict(mesh.shape))
     if rule.stacks:
         layouts = [(*layout[:at], (), *layout[at:]) for layout in layouts]
-    made = [_sharding(layout, mesh) for layout in layouts]
-    return tuple(made * len(group.targets))
+    targets = [_sharding(layout, mesh) for layout in layouts]
+    return tuple(targets * len(group.targets))
 
 
 def run_group(
@@ -81,9 +79,6 @@ def run_group(
         group: what is to be done.
         arrays: the sources by name: JAX arrays, traced values, NumPy arrays or shapes with dtype.
         layouts: as `layouts_of` gives them.
-
-    Returns:
-        The targets by name, of the same kind.
     """
     sources = [arrays[name] for names in group.sources for name in names]
     names = [name for layer in group.targets for name in layer]
@@ -92,18 +87,18 @@ def run_group(
         return dict(zip(names, sources, strict=True))
     plain = _Plain(rule.ops, len(rule.sources), rule.stack_axis, rule.stacks, rule.unstacks)
     if all(isinstance(array, np.ndarray) for array in sources):
-        made = [np.ascontiguousarray(array) for array in plain(np, sources)]
+        targets = [np.ascontiguousarray(array) for array in plain(np, sources)]
     elif any(isinstance(array, jax.ShapeDtypeStruct) for array in sources):
         dtype = jnp.result_type(*(array.dtype for array in sources))
-        made = [
+        targets = [
             jax.ShapeDtypeStruct(group.shapes[name], dtype, sharding=layouts and layouts[i])
             for i, name in enumerate(names)
         ]
     elif any(map(_traced, sources)):
-        made = plain(jnp, sources)
+        targets = plain(jnp, sources)
     else:
-        made = _program(plain, layouts)(sources)
-    return dict(zip(names, made, strict=True))
+        targets = _program(plain, layouts)(sources)
+    return dict(zip(names, targets, strict=True))
 
 
 class _Plain:
@@ -124,14 +119,14 @@ class _Plain:
             layers = [[xp.take(x, i, axis) for x in arrays] for i in range(arrays[0].shape[axis])]
         else:
             layers = [arrays[i : i + count] for i in range(0, len(arrays), count)]
-        made = []
+        outputs = []
         for layer in layers:
             for op in ops:
                 layer = op.run(layer, xp)
-            made.append(layer)
+            outputs.append(layer)
         if stacks:
-            made = [[xp.stack(parts, axis) for parts in zip(*made, strict=True)]]
-        return [array for layer in made for array in layer]
+            outputs = [[xp.stack(copies, axis) for copies in zip(*outputs, strict=True)]]
+        return [array for layer in outputs for array in layer]
 
 
 @cached(4096)
@@ -141,11 +136,11 @@ def _program(plain: _Plain, layouts: tuple[NamedSharding, ...] | None) -> Any:
 
 def describe(rule: Rule) -> str:
     """The operations of a rule in a few words, for tables."""
-    words = [repr(op) for op in rule.ops]
-    words += [f"stack {rule.stack}"] if rule.stacks else []
-    words += [f"unstack {rule.stack}"] if rule.unstacks else []
-    words += ["tie"] if rule.tie else []
-    return ", ".join(words)
+    steps = [repr(op) for op in rule.ops]
+    steps += [f"stack {rule.stack}"] if rule.stacks else []
+    steps += [f"unstack {rule.stack}"] if rule.unstacks else []
+    steps += ["tie"] if rule.tie else []
+    return ", ".join(steps)
 
 
 def _traced(array: Any) -> bool:
@@ -159,5 +154,5 @@ def _entries(spec: P, rank: int) -> Entries:
 
 def _sharding(layout: Entries, mesh: Any) -> NamedSharding:
     if not isinstance(mesh, Mesh):
-        raise OpError("its sources lie on an abstract mesh, which has no devices")
+        raise OpError("its sources are on an abstract mesh, which has no devices")
     return named_sharding(P(*layout), mesh, len(layout))

@@ -3,7 +3,7 @@
     iso.save_safetensors("out/", params)                        # a folder as Hugging Face's
     iso.save_safetensors("out.safetensors", weights.inverse(flax_params))
 
-Each file is written block of rows by block of rows, so the host holds one block beside the arrays.
+Each file is written block of rows by block of rows, so the host needs memory for one block only.
 Files appear under their names when they are complete, the index last.
 """
 
@@ -47,17 +47,17 @@ def save_safetensors(
         path: a file, if it ends in `.safetensors`; else a folder, which is made. There must be no
             weights yet.
         tree: a pytree of NumPy or JAX arrays named by their paths, or a module of a framework with
-            a bridge. An array that stands in it twice (tied) is written once, under its first name;
+            a bridge. An array that is in it twice (tied) is written once, under its first name;
             the metadata notes the other. An `UnevenArray` is written without its padding.
         max_file_bytes: of tensors in one file of a folder; a larger tensor gets a file of its own.
-        metadata: strings by name. `{"format": "pt"}` unless given, which `transformers` asks for.
+        metadata: strings by name. `{"format": "pt"}` unless given, as `transformers` requires.
 
     Returns:
         The files, the index last if there is one.
 
     Raises:
         FileExistsError: there are weights at `path`.
-        WeightError: arrays lie partly on devices of other processes, or are traced or only shapes.
+        WeightError: arrays are partly on devices of other processes, or are traced or only shapes.
         FileFormatError: a dtype has no code in the format.
 
     Example:
@@ -70,32 +70,32 @@ def save_safetensors(
     elsewhere = [
         f"{name}: {tuple(x.shape)} by {getattr(x, 'sharding', None)}"
         for name, x in weights.items()
-        if not (isinstance(x, np.ndarray) or _is_here(x))
+        if not (isinstance(x, np.ndarray) or _is_complete(x))
     ]
     fix = "Gather them in every process (iso.full) and save in one, or save a checkpoint: iso.save."
     raise_listed("this process does not have the weights", elsewhere, WeightError, fix)
     tied = _ties(weights)
-    kept = {name: x for name, x in weights.items() if name not in tied}
+    untied = {name: x for name, x in weights.items() if name not in tied}
     notes = {"format": "pt", **tied} if metadata is None else {**tied, **metadata}
     if path.suffix == ".safetensors":
-        _refuse(path)
+        _check_absent(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return [_written(path, kept, notes)]
+        return [_written(path, untied, notes)]
     path.mkdir(parents=True, exist_ok=True)
-    for found in sorted(path.glob("*.safetensors*")):
-        _refuse(found)
-    return _folder(path, kept, notes, max_file_bytes)
+    for existing in sorted(path.glob("*.safetensors*")):
+        _check_absent(existing)
+    return _folder(path, untied, notes, max_file_bytes)
 
 
 def _weights(tree: Any) -> dict[str, Any]:
-    """The weights by name; those in blocks of unequal sizes are leaves, and no trees."""
+    """The weights by name; an array in blocks of unequal sizes is a leaf."""
     if is_uneven(tree):
         raise WeightError(
-            "weights come as a tree of arrays or a module; given was an UnevenArray: give it a "
-            "name, {'w': u}"
+            "weights must be a tree of arrays or a module, not an UnevenArray: give it a name, "
+            "{'w': u}"
         )
-    found = jax.tree.leaves_with_path(tree, is_leaf=is_uneven)
-    blocks = {path_name(path): leaf for path, leaf in found if is_uneven(leaf)}
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=is_uneven)
+    blocks = {path_name(path): leaf for path, leaf in leaves if is_uneven(leaf)}
     if not blocks:
         return named_weights(tree, exact=True)
     shapes = jax.tree.map(
@@ -113,28 +113,30 @@ def _nbytes(array: Any) -> int:
 def _folder(
     folder: Path, weights: Mapping[str, Any], notes: Mapping[str, str], largest: int
 ) -> list[Path]:
-    parts: list[dict[str, Any]] = [{}]
+    groups: list[dict[str, Any]] = [{}]
     size = 0
     for name, array in weights.items():
-        if parts[-1] and size + _nbytes(array) > largest:
-            parts.append({})
+        if groups[-1] and size + _nbytes(array) > largest:
+            groups.append({})
             size = 0
-        parts[-1][name] = array
+        groups[-1][name] = array
         size += _nbytes(array)
-    if len(parts) == 1:
-        return [_written(folder / FILE, parts[0], notes)]
-    names = [f"model-{i:05}-of-{len(parts):05}.safetensors" for i in range(1, len(parts) + 1)]
-    files = [_written(folder / name, part, notes) for name, part in zip(names, parts, strict=True)]
-    places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+    if len(groups) == 1:
+        return [_written(folder / FILE, groups[0], notes)]
+    names = [f"model-{i:05}-of-{len(groups):05}.safetensors" for i in range(1, len(groups) + 1)]
+    files = [
+        _written(folder / name, group, notes) for name, group in zip(names, groups, strict=True)
+    ]
+    file_of = {key: name for name, group in zip(names, groups, strict=True) for key in group}
     total = sum(map(_nbytes, weights.values()))
-    index = {"metadata": {"total_size": total}, "weight_map": places}
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
     waiting = folder / f"{INDEX}.part"
     waiting.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return [*files, waiting.replace(folder / INDEX)]
 
 
 def _written(file: Path, weights: Mapping[str, Any], notes: Mapping[str, str]) -> Path:
-    """Write one file, beside its name until it is complete."""
+    """Write one file, under a temporary name until it is complete."""
     header = pack_header(
         {n: (np.dtype(x.dtype), tuple(x.shape)) for n, x in weights.items()}, notes
     )
@@ -154,7 +156,7 @@ def _written(file: Path, weights: Mapping[str, Any], notes: Mapping[str, str]) -
 
 
 def _blocks(array: Any) -> Iterator[np.ndarray]:
-    """The rows of an array in order, a chunk at a time, put together from its shards."""
+    """The rows of an array in order, a chunk at a time, assembled from its shards."""
     if isinstance(array, np.ndarray):
         yield array.astype(array.dtype.newbyteorder("="), copy=False)
         return
@@ -162,9 +164,13 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
     if inner is array and (inner.is_fully_replicated or not inner.ndim):
         yield np.asarray(inner.addressable_shards[0].data)
         return
-    held = local_elements(array)
-    once = [one for one in held if one.replica_id == 0]
-    shards = [o for o in held if o.device == held[0].device] if inner.is_fully_replicated else once
+    local = local_elements(array)
+    distinct = [shard for shard in local if shard.replica_id == 0]
+    shards = (
+        [shard for shard in local if shard.device == local[0].device]
+        if inner.is_fully_replicated
+        else distinct
+    )
     row = max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1)
     ends = {end for shard in shards for end in _rows(shard)}
     for first in range(0, array.shape[0], max(CHUNK // row, 1)):
@@ -173,19 +179,19 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
     on_host: dict[int, np.ndarray] = {}
     for low, high in itertools.pairwise(starts):
         block = np.empty((high - low, *array.shape[1:]), array.dtype)
-        for number, shard in enumerate(shards):
+        for index, shard in enumerate(shards):
             start, stop = _rows(shard)
             if start <= low and high <= stop:
-                if number not in on_host:
-                    on_host[number] = np.asarray(shard.buffer)[shard.valid.inside]
-                rows = on_host[number][low - start : high - start]
+                if index not in on_host:
+                    on_host[index] = np.asarray(shard.buffer)[shard.valid.inside]
+                rows = on_host[index][low - start : high - start]
                 block[(slice(None), *shard.valid.index[1:])] = rows
             elif stop <= low:
-                on_host.pop(number, None)
+                on_host.pop(index, None)
         yield block
 
 
-def _is_here(array: Any) -> bool:
+def _is_complete(array: Any) -> bool:
     """Whether this process has all of an array, and it is no traced value or shape."""
     array = padded_of(array)
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
@@ -193,24 +199,24 @@ def _is_here(array: Any) -> bool:
     return array.is_fully_addressable or array.is_fully_replicated
 
 
-def _rows(held: ShardElements) -> tuple[int, int]:
-    return held.valid.index[0].start, held.valid.index[0].stop
+def _rows(shard: ShardElements) -> tuple[int, int]:
+    return shard.valid.index[0].start, shard.valid.index[0].stop
 
 
 def _ties(weights: Mapping[str, Any]) -> dict[str, str]:
-    """Names of arrays that stand there before, and the first name of each."""
+    """Names of arrays that have an earlier name, with that name."""
     first: dict[int, str] = {}
     tied = {}
     for name, array in weights.items():
-        kept = first.setdefault(id(array), name)
-        if kept != name and isinstance(array, jax.Array | UnevenArray):
-            tied[name] = kept
+        first_name = first.setdefault(id(array), name)
+        if first_name != name and isinstance(array, jax.Array | UnevenArray):
+            tied[name] = first_name
     return tied
 
 
-def _refuse(found: Path) -> None:
-    if found.exists():
+def _check_absent(path: Path) -> None:
+    if path.exists():
         raise FileExistsError(
-            f"{found} is there already; weights are not written over others. Remove it, or name "
-            "another place."
+            f"{path} exists already, and weights are not overwritten. Remove it, or pass another "
+            "path."
         )

@@ -53,9 +53,9 @@ def flax_names(
     """Make the map from torch's standard names to those of Flax NNX.
 
     Args:
-        modules: patterns of torch modules' paths and what Flax calls them; what is below them is
-            called alike. The first that fits decides, so put special ones first; modules that none
-            fits keep their path.
+        modules: patterns of torch modules' paths with the paths in Flax; names below them are
+            equal. The first match decides, so put special patterns first; other modules keep their
+            path.
         first: rules that come before all others.
         params: what Flax puts before the names of parameters.
         statistics: what Flax puts before those of running statistics.
@@ -96,7 +96,7 @@ def linen_names(
     """Make the map from torch's standard names to the variables of Flax Linen.
 
     Args:
-        modules: as for `flax_names`; Linen calls layers `Dense_0`, or by what `name=` says.
+        modules: as for `flax_names`; Linen calls layers `Dense_0`, or by their `name=`.
         first: as for `flax_names`.
 
     Returns:
@@ -159,5 +159,5 @@ def attention(
     return rules
 
 
-def _join(*parts: str) -> str:
-    return ".".join(part for part in parts if part)
+def _join(*segments: str) -> str:
+    return ".".join(segment for segment in segments if segment)

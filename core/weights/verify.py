@@ -7,7 +7,7 @@ True
 >>> verify(lambda x: {"logits": x}, lambda x: {"logits": 2 * x}, np.ones((2, 3)))
 Traceback (most recent call last):
     ...
-isoshard.core.weights.weight_errors.WeightError: the two models do not give the same results (1 fault):
+isoshard.core.weights.weight_errors.WeightError: the two models do not give the same results (1 error):
   logits: 6 of 6 elements differ by more than rtol=1e-05, atol=1e-05; the largest difference is 1 at (0, 0): 1 and 2
 """  # noqa: E501
 
@@ -75,13 +75,15 @@ def verify(
         Agreement(differences={'logits': 0.5})
     """
     ours, theirs = _results(reference(*inputs)), _results(candidate(*inputs))
-    faults = [f"{name}: only one of the two gives it" for name in sorted({*ours} ^ {*theirs})]
+    errors = [
+        f"{name}: only one of the two models returns it" for name in sorted({*ours} ^ {*theirs})
+    ]
     differences = {}
     for name in ours:
         if name in theirs:
-            fault, differences[name or "result"] = _compare(ours[name], theirs[name], rtol, atol)
-            faults += [f"{name or 'the result'}: {fault}"] if fault else []
-    raise_listed("the two models do not give the same results", faults)
+            error, differences[name or "result"] = _compare(ours[name], theirs[name], rtol, atol)
+            errors += [f"{name or 'the result'}: {error}"] if error else []
+    raise_listed("the two models do not give the same results", errors)
     return Agreement(differences)
 
 
@@ -102,13 +104,14 @@ def _compare(ours: np.ndarray, theirs: np.ndarray, rtol: float, atol: float) -> 
         return f"shape {ours.shape}, and {theirs.shape}", float("inf")
     if not ours.size:
         return "", 0.0
-    apart = np.abs(ours - theirs)
+    differences = np.abs(ours - theirs)
     same = np.isclose(theirs, ours, rtol=rtol, atol=atol, equal_nan=True)
-    apart = np.where(np.isnan(apart), np.where(same, 0, np.inf), apart)
-    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(apart)), apart.shape))
+    differences = np.where(np.isnan(differences), np.where(same, 0, np.inf), differences)
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(differences)), differences.shape))
     if same.all():
-        return "", float(apart[at])
+        return "", float(differences[at])
     return (
         f"{(~same).sum()} of {same.size} elements differ by more than rtol={rtol}, atol={atol}; "
-        f"the largest difference is {apart[at]:.3g} at {at}: {ours[at]:.6g} and {theirs[at]:.6g}"
-    ), float(apart[at])
+        f"the largest difference is {differences[at]:.3g} at {at}: "
+        f"{ours[at]:.6g} and {theirs[at]:.6g}"
+    ), float(differences[at])

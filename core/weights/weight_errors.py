@@ -1,11 +1,11 @@
-"""What is wrong with weights: names and shapes that do not fit, files that are not what they say.
+"""Errors of weights: names and shapes that do not fit, damaged files.
 
->>> raise_listed("weights do not fit", ["a: shape (2,), wanted (3,)", "b: nothing is called so"])
+>>> raise_listed("weights do not fit", ["a: shape (2,), not (3,)", "b: is not in like"])
 Traceback (most recent call last):
     ...
-isoshard.core.weights.weight_errors.WeightError: weights do not fit (2 faults):
-  a: shape (2,), wanted (3,)
-  b: nothing is called so
+isoshard.core.weights.weight_errors.WeightError: weights do not fit (2 errors):
+  a: shape (2,), not (3,)
+  b: is not in like
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class WeightError(CodedError, ValueError, code="ISO030"):
         >>> WeightMap([Rule("up.weight", "up.kernel")]).apply({"down.weight": np.ones((4, 8))})
         Traceback (most recent call last):
             ...
-        isoshard.core.weights.weight_errors.WeightError: the weights do not fit the rules (1 fault):
+        isoshard.core.weights.weight_errors.WeightError: the weights do not fit the rules (1 error):
           down.weight (4, 8): no rule takes it
     """
 
 
 class FileFormatError(CodedError, ValueError, code="ISO031"):
-    """A file of weights is damaged, or is not what its name says.
+    """A file of weights is damaged, or of another format than its name.
 
     Example:
         >>> import jax, pathlib
@@ -52,21 +52,21 @@ TRANSPOSED = (
 
 
 def raise_listed(
-    what: str, faults: Sequence[str], kind: type[ValueError] = WeightError, fix: str = ""
+    head: str, errors: Sequence[str], kind: type[ValueError] = WeightError, fix: str = ""
 ) -> None:
-    """Raise all faults as one error.
+    """Raise all errors as one exception.
 
     Args:
-        what: the head line.
-        faults: one line each; may be empty.
+        head: the head line.
+        errors: one line each; may be empty.
         kind: of the error.
         fix: what to do, put last.
 
     Raises:
         ValueError: of class `kind`, if there are any.
     """
-    if not faults:
+    if not errors:
         return
-    count = f"{len(faults)} fault{'s' * (len(faults) > 1)}"
-    lines = [f"{what} ({count}):", *(f"  {fault}" for fault in faults)]
+    count = f"{len(errors)} error{'s' * (len(errors) > 1)}"
+    lines = [f"{head} ({count}):", *(f"  {error}" for error in errors)]
     raise kind("\n".join([*lines, *([fix] if fix else [])])) from None

@@ -12,12 +12,12 @@
 >>> sorted(weights.inverse(flax_like)) == sorted(torch_like)
 True
 
-All leaves are looked at before one is touched, and everything that does not fit is one error:
+All leaves are checked before any is converted; everything that does not fit is one error:
 
 >>> weights.apply({"h.0.fc.weight": np.ones(8), "h.0.norm": np.ones(4)})
 Traceback (most recent call last):
     ...
-isoshard.core.weights.weight_errors.WeightError: the weights do not fit the rules (2 faults):
+isoshard.core.weights.weight_errors.WeightError: the weights do not fit the rules (2 errors):
   h.0.norm (4,): no rule takes it
   h.0.fc.weight (8,): Kernel() takes rank 2 to 5, not 1 [Rule('h.{i}.fc.weight', 'blocks.{i}.up.kernel', Kernel())]
 """  # noqa: E501
@@ -56,7 +56,7 @@ class WeightMap:
 
     Args:
         rules: the first that takes a leaf decides; those with `tie=True` come on top.
-        by_target: names alone do not say which rule is meant (a `weight` of rank 2 may become a
+        by_target: names alone do not decide between rules (a `weight` of rank 2 may become a
             kernel or an embedding): the first rule decides whose targets `like` has. Without `like`
             a leaf for which rules differ is an error.
 
@@ -86,48 +86,48 @@ class WeightMap:
         return WeightMap([rule.reversed for rule in self.rules], by_target=self.by_target)
 
     def apply(self, source: Any, *, like: Any = None) -> Any:
-        """Make the targets of a tree of weights.
+        """Convert a tree of weights to the targets.
 
         Args:
             source: a pytree of NumPy or JAX arrays (or of `jax.ShapeDtypeStruct`), named by their
                 paths joined by dots, or a module of a framework with a bridge. Sharded arrays stay
-                sharded: results have the layout that follows.
-            like: what is wanted: a pytree (of arrays or shapes) or a module. Names, shapes and
-                dtypes are compared.
+                sharded: results have the sharding that follows from theirs.
+            like: the targets' structure: a pytree (of arrays or shapes) or a module. Names, shapes
+                and dtypes are compared.
 
         Returns:
             The weights by name; if `like` is a pytree, that tree with the weights in it.
 
         Raises:
-            WeightError: listing every leaf that no rule takes, that is missing or not wanted, that
-                has another shape or dtype, that two sources become, or whose data would have to
-                move between devices.
+            WeightError: listing every leaf that no rule takes, that is missing or not in `like`,
+                that has another shape or dtype, that two sources become, or whose data would have
+                to move between devices.
         """
-        given = named_weights(source)
-        matching, wanted = self.match(given, like, source)
+        leaves = named_weights(source)
+        matching, like_leaves = self.match(leaves, like, source)
         layouts, errors = [], list(matching.errors)
         for group in matching.groups:
             try:
-                layouts.append(layouts_of(group, given))
+                layouts.append(layouts_of(group, leaves))
             except OpError as error:
-                errors.append(f"{_told(group, given)}: {error} [{group.rule}]")
-        errors += _dtype_errors(matching.groups, given, wanted)
+                errors.append(f"{_format_sources(group, leaves)}: {error} [{group.rule}]")
+        errors += _dtype_errors(matching.groups, leaves, like_leaves)
         errors += [
             f"{name}: the rules keep it, and like has only its shape"
             for name in matching.kept
-            if wanted is not None and isinstance(wanted[name], jax.ShapeDtypeStruct)
+            if like_leaves is not None and isinstance(like_leaves[name], jax.ShapeDtypeStruct)
         ]
         raise_listed(_HEAD, errors)
-        made: dict[str, Any] = {}
+        targets: dict[str, Any] = {}
         checks = []
         for group, layout in zip(matching.groups, layouts, strict=True):
-            results = run_group(group, given, layout)
+            results = run_group(group, leaves, layout)
             checks += [(group, results)] if group.rule.untie else []
-            made = {**results, **made} if group.rule.untie else {**made, **results}
-        _check_ties(checks, made)
-        if wanted is not None:
-            made.update({name: wanted[name] for name in matching.kept})
-        return made if like is None else filled(like, made)
+            targets = {**results, **targets} if group.rule.untie else {**targets, **results}
+        _check_ties(checks, targets)
+        if like_leaves is not None:
+            targets.update({name: like_leaves[name] for name in matching.kept})
+        return targets if like is None else filled(like, targets)
 
     def inverse(self, source: Any, *, like: Any = None) -> Any:
         """Undo `apply`: the sources of a tree of targets, bit for bit.
@@ -145,35 +145,37 @@ class WeightMap:
         return self.reversed.apply(source, like=like)
 
     def match(
-        self, given: Mapping[str, Any], like: Any = None, source: Any = None
+        self, leaves: Mapping[str, Any], like: Any = None, source: Any = None
     ) -> tuple[Matching, dict[str, Any] | None]:
-        """Look up what is to be done, without doing it.
+        """Match the rules with leaves, without converting any.
 
         Args:
-            given: weights, or anything with a shape, by name.
+            leaves: weights, or anything with a shape, by name.
             like: as for `apply`.
-            source: the module that `given` is of, if it is of one.
+            source: the module that `leaves` is of, if it is of one.
 
         Returns:
             The groups with all that does not fit, and the weights of `like` by name.
         """
-        wanted = None if like is None else named_weights(like)
-        shapes = {name: tuple(leaf.shape) for name, leaf in given.items()}
-        asked = wanted and {name: tuple(leaf.shape) for name, leaf in wanted.items()}
-        matching = Matching(self.rules, shapes, asked, by_target=self.by_target)
+        like_leaves = None if like is None else named_weights(like)
+        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+        like_shapes = like_leaves and {
+            name: tuple(leaf.shape) for name, leaf in like_leaves.items()
+        }
+        matching = Matching(self.rules, shapes, like_shapes, by_target=self.by_target)
         other = {**_other_axes(source), **_other_axes(like)}
-        for name in (*given, *(wanted or ())):
+        for name in (*leaves, *(like_leaves or ())):
             if _LINEN_TRANSPOSED.search(name):
-                told = {"weight": "<name of the weight>", "kernel": repr(name)}
-                other[name] = TRANSPOSED.format(kind="ConvTranspose", **told)
+                fields = {"weight": "<name of the weight>", "kernel": repr(name)}
+                other[name] = TRANSPOSED.format(kind="ConvTranspose", **fields)
         for group in matching.groups if other else ():
             if any(isinstance(op, StandardKernel) for op in group.rule.ops):
                 names = [name for layer in (*group.sources, *group.targets) for name in layer]
                 matching.errors += [f"{name}: {other[name]}" for name in names if name in other]
-        return matching, wanted
+        return matching, like_leaves
 
     def explain(self, source: Any, *, like: Any = None) -> str:
-        """Say what becomes of each leaf, a line each, and what does not fit.
+        """Table of what each leaf becomes, a line each, and of what does not fit.
 
         Args:
             source: as for `apply`.
@@ -187,18 +189,20 @@ class WeightMap:
             >>> weights = WeightMap([Rule("{p*}.weight", "{p*}.kernel", Kernel())])
             >>> print(weights.explain({"up.weight": np.ones((8, 4)), "up.bias": np.ones(8)}))
             up.weight (8, 4) -> up.kernel (4, 8)  [Kernel()]
-            fault: up.bias (8,): no rule takes it
+            error: up.bias (8,): no rule takes it
         """
-        given = named_weights(source)
-        matching, _ = self.match(given, like, source)
+        leaves = named_weights(source)
+        matching, _ = self.match(leaves, like, source)
         lines = []
         for group in matching.groups:
-            made = ", ".join(f"{name} {shape}" for name, shape in group.shapes.items())
+            targets = ", ".join(f"{name} {shape}" for name, shape in group.shapes.items())
             how = describe(group.rule)
-            lines.append(f"{_told(group, given)} -> {made}" + (f"  [{how}]" if how else ""))
-        lines += [f"{name} {tuple(given[name].shape)} is dropped" for name in matching.dropped]
+            lines.append(
+                f"{_format_sources(group, leaves)} -> {targets}" + (f"  [{how}]" if how else "")
+            )
+        lines += [f"{name} {tuple(leaves[name].shape)} is dropped" for name in matching.dropped]
         lines += [f"{name} is kept as it is" for name in matching.kept]
-        return "\n".join([*lines, *(f"fault: {error}" for error in matching.errors)])
+        return "\n".join([*lines, *(f"error: {error}" for error in matching.errors)])
 
 
 def named_weights(tree: Any, *, exact: bool = False) -> dict[str, Any]:
@@ -206,7 +210,7 @@ def named_weights(tree: Any, *, exact: bool = False) -> dict[str, Any]:
 
     Args:
         tree: a pytree of arrays or shapes, or a module of a framework with a bridge: what a
-            checkpoint of it holds.
+            checkpoint of it has.
         exact: tensors keep all their bits, also where JAX computes with half of them.
 
     Returns:
@@ -223,32 +227,32 @@ def named_weights(tree: Any, *, exact: bool = False) -> dict[str, Any]:
         framework = framework_of(tree)
         if framework is None:
             raise WeightError(
-                f"weights come as a tree of arrays or a module; given was {type(tree).__name__}"
+                f"weights must be a tree of arrays or a module, not {type(tree).__name__}"
             )
         return dict(framework.weights_of(tree, exact=exact))
     named = [(name, _as_array(leaf, exact)) for name, leaf in named_leaves(tree)]
-    found = dict(named)
+    by_name = dict(named)
     errors = [f"{n}: {type(leaf).__name__}" for n, leaf in named if not hasattr(leaf, "shape")]
     raise_listed("weights are arrays, or have a shape", errors)
-    if len(found) < len(named):
+    if len(by_name) < len(named):
         names = [name for name, _ in named]
         twice = sorted({name for name in names if names.count(name) > 1})
         raise_listed("names must differ", [f"{name}: several leaves" for name in twice])
-    return found
+    return by_name
 
 
 def _other_axes(tree: Any) -> dict[str, str]:
-    """Weights of a module that no preset's kernels are, and why."""
+    """Weights of a module that are no kernels of a preset, by name: why."""
     framework = framework_of(tree) if tree is not None and _is_leaf(tree) else None
     return {} if framework is None else framework.other_axes(tree)
 
 
-def filled(like: Any, made: Mapping[str, Any]) -> Any:
-    """Put weights by name into a tree; for a module they stay by name."""
+def filled(like: Any, leaves: Mapping[str, Any]) -> Any:
+    """A tree like `like` with the weights in it; for a module the dictionary by name."""
     if _is_leaf(like):
-        return dict(made)
+        return dict(leaves)
     names = [name for name, _ in named_leaves(like)]
-    return jax.tree.unflatten(jax.tree.structure(like), [made[name] for name in names])
+    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in names])
 
 
 def _is_leaf(tree: Any) -> bool:
@@ -266,43 +270,47 @@ def _as_array(leaf: Any, exact: bool) -> Any:
 
 
 def _dtype_errors(
-    groups: Sequence[RuleGroup], given: Mapping[str, Any], wanted: Mapping[str, Any] | None
+    groups: Sequence[RuleGroup], leaves: Mapping[str, Any], like_leaves: Mapping[str, Any] | None
 ) -> list[str]:
-    """Leaves whose sources differ in dtype, or are not of the dtype wanted."""
+    """Errors of leaves whose sources differ in dtype, or from that of `like`."""
     errors = []
     for group in groups:
-        kinds = {str(given[name].dtype) for names in group.sources for name in names}
+        kinds = {str(leaves[name].dtype) for names in group.sources for name in names}
         if len(kinds) > 1:
-            errors.append(f"{_told(group, given)}: dtypes {', '.join(sorted(kinds))} differ")
+            errors.append(
+                f"{_format_sources(group, leaves)}: dtypes {', '.join(sorted(kinds))} differ"
+            )
             continue
         [kind] = kinds
-        for name in group.shapes if wanted is not None else ():
-            want = str(getattr((wanted or {}).get(name), "dtype", kind))
+        for name in group.shapes if like_leaves is not None else ():
+            want = str(getattr((like_leaves or {}).get(name), "dtype", kind))
             if want != kind:
-                told = _told(group, given)
-                errors.append(f"{name}: dtype {kind}, wanted {want}; made of {told}. Convert it.")
+                sources = _format_sources(group, leaves)
+                errors.append(
+                    f"{name}: dtype {kind}, but like has {want}; made of {sources}. Convert it."
+                )
     return errors
 
 
 def _check_ties(
-    checks: Sequence[tuple[RuleGroup, dict[str, Any]]], made: Mapping[str, Any]
+    checks: Sequence[tuple[RuleGroup, dict[str, Any]]], targets: Mapping[str, Any]
 ) -> None:
-    """On the way back, tied weights must be what they are tied to."""
+    """Raise if weights that the inverse unties differ from what they were tied to."""
     errors = []
     for group, results in checks:
         for name, value in results.items():
-            other = made[name]
+            other = targets[name]
             if value is other or isinstance(value, Tracer | jax.ShapeDtypeStruct):
                 continue
             xp: Any = np if isinstance(value, np.ndarray) else jnp
             if not bool(xp.array_equal(_bits(value), _bits(other))):
                 sources = ", ".join(n for names in group.sources for n in names)
-                errors.append(f"{sources}: is tied to {name}, and its values are others")
+                errors.append(f"{sources}: is tied to {name}, but has other values")
     raise_listed("tied weights differ", errors)
 
 
 def _bits(array: Any) -> Any:
-    """As integers: two NaNs are the same if their bits are."""
+    """The array's bits as integers, by which equal NaNs are equal."""
     kind = f"uint{8 * array.dtype.itemsize}"
     if array.dtype.kind in "biu" or array.dtype.kind == "c":
         return array
@@ -311,6 +319,6 @@ def _bits(array: Any) -> Any:
     return jax.lax.bitcast_convert_type(array, kind)
 
 
-def _told(group: RuleGroup, given: Mapping[str, Any]) -> str:
+def _format_sources(group: RuleGroup, leaves: Mapping[str, Any]) -> str:
     names = [name for layer in group.sources for name in layer]
-    return listed([f"{name} {tuple(given[name].shape)}" for name in names], 3)
+    return listed([f"{name} {tuple(leaves[name].shape)}" for name in names], 3)

@@ -45,14 +45,14 @@ class Rule:
         untie: what `reversed` makes of `tie`; not for a rule of your own.
 
     Raises:
-        WeightError: a capture stands on one side only, or several sources and several targets are
+        WeightError: a capture is on one side only, or several sources and several targets are
             given.
 
     Example:
         >>> Rule("h.{i}.fc.weight", "blocks.{j}.up.kernel", Kernel())
         Traceback (most recent call last):
             ...
-        isoshard.core.weights.weight_errors.WeightError: Rule('h.{i}.fc.weight', 'blocks.{j}.up.kernel', Kernel()) cannot be used: the captures i, j do not stand in every pattern
+        isoshard.core.weights.weight_errors.WeightError: Rule('h.{i}.fc.weight', 'blocks.{j}.up.kernel', Kernel()) cannot be used: the captures i, j are not in every pattern
     """  # noqa: E501
 
     sources: tuple[Pattern, ...]
@@ -76,7 +76,7 @@ class Rule:
         untie: bool = False,
     ):
         """See the class."""
-        known = {
+        fields = {
             "sources": _patterns(sources),
             "targets": _patterns(targets),
             "stack": stack,
@@ -85,9 +85,9 @@ class Rule:
             "tie": tie,
             "untie": untie,
         }
-        count = max(len(known["sources"]), len(known["targets"]))
-        known["ops"] = tuple(_counted(op, count) for op in ops)
-        for name, value in known.items():
+        count = max(len(fields["sources"]), len(fields["targets"]))
+        fields["ops"] = tuple(_counted(op, count) for op in ops)
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -102,7 +102,7 @@ class Rule:
             sides = [pattern.captures - {self.stack} for pattern in patterns]
             odd = sorted(frozenset.union(*sides) - frozenset.intersection(*sides))
             if odd:
-                wrong.append(f"the captures {', '.join(odd)} do not stand in every pattern")
+                wrong.append(f"the captures {', '.join(odd)} are not in every pattern")
             in_left = {self.stack in pattern.captures for pattern in self.sources}
             in_right = {self.stack in pattern.captures for pattern in self.targets}
             if self.stack and sorted((*in_left, *in_right)) != [False, True]:
@@ -139,7 +139,7 @@ class Rule:
 
     def __repr__(self) -> str:
         """The constructor's call."""
-        parts = [_told(self.sources), _told(self.targets), *map(repr, self.ops)]
+        args = [_repr(self.sources), _repr(self.targets), *map(repr, self.ops)]
         for name, default in (
             ("stack", None),
             ("stack_axis", 0),
@@ -148,22 +148,22 @@ class Rule:
             ("untie", False),
         ):
             value = getattr(self, name, default)
-            parts += [f"{name}={value!r}"] if value != default else []
-        return f"Rule({', '.join(parts)})"
+            args += [f"{name}={value!r}"] if value != default else []
+        return f"Rule({', '.join(args)})"
 
 
-def _patterns(given: str | Sequence[str] | None) -> tuple[Pattern, ...]:
-    texts = () if given is None else (given,) if isinstance(given, str) else given
+def _patterns(names: str | Sequence[str] | None) -> tuple[Pattern, ...]:
+    texts = () if names is None else (names,) if isinstance(names, str) else names
     return tuple(Pattern(text) for text in texts)
 
 
 def _counted(op: Any, count: int) -> Any:
-    """A `Concat` or `Split` that knows how many parts there are."""
+    """`op`; a `Concat` or `Split` without sizes gets the number of its arrays."""
     if isinstance(op, Concat | Split) and op.count is None and op.sizes is None:
         return dataclasses.replace(op, count=count)
     return op
 
 
-def _told(patterns: Sequence[Pattern]) -> str:
+def _repr(patterns: Sequence[Pattern]) -> str:
     texts = [pattern.text for pattern in patterns]
     return repr(texts[0] if len(texts) == 1 else texts or None)

@@ -24,11 +24,11 @@ from isoshard.core.kit import (
     UnevenArray,
     as_mesh,
     cached,
+    closed_sharding_of,
     describe_mesh,
     entries_of,
     exact,
     is_uneven,
-    known_sharding_of,
     layout_of,
     named_sharding,
     padded_of,
@@ -207,7 +207,7 @@ def _own_sharding(leaf: Any) -> Any:
     if isinstance(array, Tracer):
         value = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
         if value is None:
-            return known_sharding_of(leaf)
+            return closed_sharding_of(leaf)
         array = value
     if not isinstance(array, jax.Array):
         return _UNCOMMITTED

@@ -22,7 +22,7 @@ from isoshard.core.kit import (
     ShardingError,
     UnevenArray,
     as_mesh,
-    known_sharding_of,
+    closed_sharding_of,
     padded_of,
     sharding_of,
 )
@@ -93,7 +93,7 @@ def _errors(name: str, value: Any) -> list[str]:
         errors.append(f"{name} are {value.dtype}, and coordinates are floating-point numbers")
     if isinstance(value, UnevenArray) and any(size is not None for size in value.sizes[1:]):
         errors.append(f"{name} are padded along their coordinates: {value!r}")
-    if isinstance(known_sharding_of(value), NamedSharding) and any(entries(value)[1:]):
+    if isinstance(closed_sharding_of(value), NamedSharding) and any(entries(value)[1:]):
         errors.append(
             f"{name} are split along their coordinates by {sharding_of(value).spec}: shard them "
             f"by rows, iso.reshard({name}, {P(entries(value)[0] or None)})"

@@ -1,6 +1,6 @@
 """Rows: over which mesh axes the rows of an array are split, and how many each shard has.
 
-Where an array has no sharding (`isoshard.core.blocks.known_shardings`), the caller passes it.
+Where an array has no sharding (`isoshard.core.blocks.traced_shardings`), the caller passes it.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.transfer.device_put import shard
@@ -27,9 +27,9 @@ from isoshard.core.kit import (
     UnevenArray,
     block_sizes,
     canonical_spec,
+    closed_sharding_of,
     describe_mesh,
     entries_of,
-    known_sharding_of,
     padded_of,
     permute_blocks,
     record_sharding,
@@ -121,7 +121,7 @@ def _axes(name: str, value: Any, mesh: Mesh, declared: Any, errors: list[str]) -
     if declared is not None:
         spec = canonical_spec(declared, mesh, 1, name)
         declared_axes = _nontrivial(axis_names(spec[0]) if len(spec) else (), mesh)
-    layout = known_sharding_of(value)
+    layout = closed_sharding_of(value)
     if layout is None:
         if declared_axes is None:
             errors.append(

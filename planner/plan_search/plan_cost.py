@@ -70,7 +70,7 @@ def cost_of(
         depth: "trace" or "partition".
         loops: whether the partitioner gets equal layers of the step as loops.
     """
-    planned = step.laid_out(layouts, mesh)
+    planned = step.resharded(layouts, mesh)
     if outputs:
         planned = dataclasses.replace(planned, program=constrained(planned.program, outputs))
     program: DeviceProgram

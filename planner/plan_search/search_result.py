@@ -144,7 +144,7 @@ def nothing_fits(step: TracedStep, plans: Sequence[EvaluatedPlan]) -> str:
     least = min([plan for plan in plans if not plan.cost.fits], key=lambda plan: plan.cost.memory)
     mesh, cost = least.candidate.mesh, least.cost
     layouts = layouts_of_choice(step, least.candidate.cost, least.candidate.choice)
-    resting = sum(leaf.bytes_per_device for leaf in step.laid_out(layouts, mesh).inputs)
+    resting = sum(leaf.bytes_per_device for leaf in step.resharded(layouts, mesh).inputs)
     more = math.ceil(mesh.size * cost.memory / cost.capacity)
     fixes = _fixes(step, resting > cost.memory / 2)
     return (

@@ -23,8 +23,8 @@ from isoshard.core.kit import (
     axes_of,
     groups_of,
     is_users,
+    line_in,
     operation,
-    said_by,
     written,
 )
 from isoshard.planner.costs.device_program import DeviceOp
@@ -61,7 +61,7 @@ def line_of(module: HloModule, instruction: Instruction) -> str:
 
 def _line_in(module: HloModule, metadata: str) -> str:
     name = _OP_NAME.search(metadata)
-    line = said_by(name["path"].replace('\\"', '"')) if name else None
+    line = line_in(name["path"].replace('\\"', '"')) if name else None
     if line is not None:
         return line
     frame = _FRAME.search(metadata)

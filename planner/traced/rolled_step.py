@@ -73,18 +73,18 @@ def rolled_step(
     if not result.loops and not result.batched:
         return step
     names = _names(
-        [_pattern([step.inputs[index].name for index in s.numbers]) for s in result.inputs]
+        [_pattern([step.inputs[index].name for index in s.indices]) for s in result.inputs]
     )
     new_name = {
         step.inputs[index].name: name
         for stack, name in zip(result.inputs, names, strict=True)
-        for index in stack.numbers
+        for index in stack.indices
     }
     inputs = [
         _input(step, stack, name, new_name)
         for stack, name in zip(result.inputs, names, strict=True)
     ]
-    where = {stack.numbers: index for index, stack in enumerate(result.inputs)}
+    where = {stack.indices: index for index, stack in enumerate(result.inputs)}
     return dataclasses.replace(
         step,
         program=result.program,
@@ -94,16 +94,16 @@ def rolled_step(
 
 
 def _input(step: TracedStep, stack: Stack, name: str, names: dict[str, str]) -> StepInput:
-    first = step.inputs[stack.numbers[0]]
+    first = step.inputs[stack.indices[0]]
     if not stack.stacked:
         return first
     return dataclasses.replace(
         first,
         name=name,
-        shape=(len(stack.numbers), *first.shape),
+        shape=(len(stack.indices), *first.shape),
         sharding=stacked_sharding(first.sharding),
         follows=None if first.follows is None else names.get(first.follows, first.follows),
-        layers=tuple([step.inputs[index].name for index in stack.numbers]),
+        layers=tuple([step.inputs[index].name for index in stack.indices]),
     )
 
 
@@ -115,7 +115,7 @@ def _results(
 ) -> tuple[StepResult, ...]:
     results = []
     for stack in stacks:
-        members = [step.results[index] for index in stack.numbers]
+        members = [step.results[index] for index in stack.indices]
         replaced = tuple([-1 if member.replaces is None else member.replaces for member in members])
         index = where.get(replaced)
         if not stack.stacked:

@@ -47,8 +47,7 @@ from isoshard.core import (
     visualize,
 )
 from isoshard.core.deprecations import moved_attribute
-from isoshard.core.plan import automatic
-from isoshard.core.transfer import unequal_blocks
+from isoshard.core.lazy_names import LazyNames
 
 from . import _annexes, _renamed, distributed, errors, metrics, rules, sharding
 
@@ -125,18 +124,21 @@ _MODULES = {
     "torch_bridge": "isoshard.torch_bridge",
     "weights": "isoshard.weights",
 }
-_LAZY = {
-    "create_sharded": "isoshard.jax_bridge",
-    "jax_function": "isoshard.torch_bridge",
-    "latest": "isoshard.core.checkpoint",
-    "load_safetensors": "isoshard.core.weights",
-    "restore": "isoshard.core.checkpoint",
-    "save": "isoshard.core.checkpoint",
-    "save_safetensors": "isoshard.core.weights",
-    "to_dtensor": "isoshard.torch_bridge.dtensor.dtensor_exchange",
-    "torch_function": "isoshard.torch_bridge",
-    "torch_module": "isoshard.torch_bridge",
-}
+_NAMES = LazyNames(
+    "isoshard",
+    {
+        "create_sharded": "isoshard.jax_bridge",
+        "jax_function": "isoshard.torch_bridge",
+        "latest": "isoshard.core.checkpoint",
+        "load_safetensors": "isoshard.core.weights",
+        "restore": "isoshard.core.checkpoint",
+        "save": "isoshard.core.checkpoint",
+        "save_safetensors": "isoshard.core.weights",
+        "to_dtensor": "isoshard.torch_bridge.dtensor.dtensor_exchange",
+        "torch_function": "isoshard.torch_bridge",
+        "torch_module": "isoshard.torch_bridge",
+    },
+)
 _MOVED = {
     "Activation": "isoshard.rules",
     "ClusterWarning": "isoshard.errors",
@@ -173,9 +175,9 @@ def __getattr__(name: str) -> Any:
     """A module or a name that loads on first use, or one that has moved."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if name in _LAZY:
-        found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-        return found
+    if name in _NAMES:
+        value = globals()[name] = _NAMES.load(name)
+        return value
     if name in _MOVED:
         return moved_attribute("isoshard", name, _MOVED[name])
     near = difflib.get_close_matches(name, __all__, 1)
@@ -189,10 +191,6 @@ def __dir__() -> list[str]:
 
 
 def _install_loaders() -> None:
-    blocks = "isoshard.core.blocks.verbs_of_core"
-    unequal_blocks.wire(lambda: importlib.import_module(blocks))
-    planner = "isoshard.planner.plan_search.searching"
-    automatic.register_search(lambda: importlib.import_module(planner).plan_for)
     for root, bridge in _BRIDGES.items():
         frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
 

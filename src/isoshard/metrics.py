@@ -37,13 +37,19 @@ __all__ = [
     "transfers",
 ]
 
-_MOVED = ("KNOWN", "record_compilation", "record_peak", "record_transfer", "user_location")
+_MOVED = {
+    "KNOWN": "DESCRIPTIONS",
+    "record_compilation": "record_compilation",
+    "record_peak": "record_peak",
+    "record_transfer": "record_transfer",
+    "user_location": "user_location",
+}
 
 
 def __getattr__(name: str) -> Any:
     """A name that is no longer public, with a warning."""
     if name in _MOVED:
-        return moved_attribute(__name__, name, "isoshard.core.runtime.metrics")
+        return moved_attribute(__name__, name, "isoshard.core.runtime.metrics", _MOVED[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -86,18 +86,18 @@ def launched(tmp_path_factory):
 
 
 REFUSED = {
-    "taken": [r"rank 0 of 2 cannot listen at port \d+ of .*: another program has taken it.*free p"],
-    "nobody": [r"rank 1 \(.+\) of 2 could not reach rank 0 at 127.0.0.1:\d+ within 4 s: nobody li"],
-    "no name": [r"rank 0 at nowhere.invalid:\d+ within 4 s: the name 'nowhere.invalid' is not kn"],
-    "talking": [r"what answers at 127.0.0.1:\d+ is not rank 0 of this run, which rank 1 \(.+\) of"],
-    "silent": [r"what answers at 127.0.0.1:\d+ is not rank 0 of this run, which rank 1 \(.+\) of"],
+    "taken": [r"rank 0 of 2 cannot listen at port \d+ of .*: another program uses it.*free p"],
+    "nobody": [r"rank 1 \(.+\) of 2 could not reach rank 0 at 127.0.0.1:\d+ within 4 s: no proc"],
+    "no name": [r"rank 0 at nowhere.invalid:\d+ within 4 s: the name 'nowhere.invalid' cannot"],
+    "talking": [r"the listener at 127.0.0.1:\d+ is not rank 0 of this run, which rank 1 \(.+\) of"],
+    "silent": [r"the listener at 127.0.0.1:\d+ is not rank 0 of this run, which rank 1 \(.+\) of"],
     "stray": [
-        r"rank 1 of 2 did not come within 12 s",
+        r"rank 1 of 2 did not connect within 12 s",
         r"port of another run: rank 1 \(.+\) belongs to TORCHELASTIC_RUN_ID=b, rank 0 there to .*a",
     ],
     "twice": [r"two processes are rank 1 of 3: process \d+ on \S+ and process \d+ on \S+. A ran"]
     * 3,
-    "count": [r"do not count alike: rank 0 \(.+\) one of 3, rank 1 \(.+\) one of 2. Start them"]
+    "count": [r"have different sizes: rank 0 \(.+\) one of 3, rank 1 \(.+\) one of 2. Start them"]
     * 2,
     "version": [r"isoshard is \S+ on rank 0 \(.+\), 0.0.7 on rank 1 \(.+\): install one version"]
     * 2,

@@ -12,7 +12,7 @@ from tests.multi_process.jobs.failures import FROZEN, HEARTBEAT, PATIENCE
 
 AGREEMENTS = ranks.checks_of(ranks.job_module("agreement"))
 BOOM = "failed: ValueError: boom"
-DIED = "ended without a word"
+DIED = "ended without reporting an error"
 
 
 def _fault(scratch):
@@ -59,7 +59,7 @@ def test_a_rank_that_leaves_early_is_named(culprit, tmp_path):
     outcome = _fail("leave", 2, culprit, tmp_path)
     assert None not in outcome.codes and 0 not in outcome.codes
     assert max(outcome.ended) - _fault(tmp_path) < PATIENCE + ENDED
-    told = f"rank {culprit} failed: it came to its end {PATIENCE} s ago.*; rank {1 - culprit} ends"
+    told = f"rank {culprit} failed: it ended {PATIENCE} s ago.*; rank {1 - culprit} ends"
     assert re.search(told, outcome.output), outcome.output
 
 

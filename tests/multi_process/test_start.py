@@ -112,11 +112,12 @@ REFUSED = {
     ),
     "alone": (
         lambda: ranks.as_torchrun(2)(0),
-        r"cannot run together:\n  rank 1 of 2 did not come within 3 s. Have they been started",
+        r"cannot run together:\n  rank 1 of 2 did not connect within 3 s. Were they started",
     ),
     "alone-in-slurm": (
         lambda: _slurm(2)(1),
-        r"rank 1 \(.*\) of 2 could not reach rank 0 at 127\.0\.0\.1:\d+ within 3 s: nobody listens",
+        r"rank 1 \(.*\) of 2 could not reach rank 0 at 127\.0\.0\.1:\d+ within 3 s: "
+        r"no process listens",
     ),
 }
 

@@ -41,7 +41,7 @@ def checks(*paths):
 
 def is_here(row):
     """Whether the installed torch is not older than the name."""
-    return release(torch.__version__) >= release(row.known.partition(" ")[0])
+    return release(torch.__version__) >= release(row.versions.partition(" ")[0])
 
 
 @checks("torch.nn.Parameter._is_param")
@@ -310,4 +310,4 @@ def test_the_error_for_a_missing_name():
         text = str(row.error())
         sentence = f"torch {torch.__version__} has no {row.path}, which {row.why}: {row.without}. "
         assert sentence in text
-        assert text.endswith(f"torch {row.known} are known to have it; install one of them.")
+        assert text.endswith(f"torch {row.versions} are known to have it; install one of them.")

@@ -243,7 +243,7 @@ def test_what_does_not_fit_a_module_is_listed():
         load_weights(model, given)
     text = str(caught.value)
     for line in (
-        "(4 faults)",
+        "(4 errors)",
         "2.weight (3,): Sequential has no such weight",
         "0.weight: shape (4, 8), wanted (8, 4)",
         "0.bias: dtype bfloat16, wanted float32",
@@ -403,7 +403,7 @@ def test_grouped_convolutions(layer, flax, shape):
 def test_gates_of_recurrent_layers_have_no_standard_name():
     flax = nnx.OptimizedLSTMCell(4, 4, rngs=nnx.Rngs(0))
     like = nnx.state(flax, nnx.Param)
-    with pytest.raises(weights.WeightError, match=r"weight_ih.*nothing wanted is called"):
+    with pytest.raises(weights.WeightError, match=r"weight_ih.*like has no weight_ih"):
         weights.flax_names().apply(torch.nn.LSTMCell(4, 4), like=like)
 
 

@@ -93,7 +93,7 @@ def count(begin, states, monkeypatch, scene):
 
 
 @pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
-@pytest.mark.filterwarnings("ignore:.*is left of a save that did not end")
+@pytest.mark.filterwarnings("ignore:.*is left over from a killed save")
 def test_at_every_operation(scene, begin, states, monkeypatch):
     """For good, or once: what one scene has once the next one has for good."""
     whole = count(begin, states, monkeypatch, scene)

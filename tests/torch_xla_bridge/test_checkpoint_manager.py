@@ -186,7 +186,7 @@ def test_a_leftover_that_cannot_be_removed_is_told(make, tmp_path, monkeypatch):
         raise PermissionError("read-only")
 
     monkeypatch.setattr(LocalStore, "remove_folder", refuse)
-    with pytest.warns(UserWarning, match="left of a save that did not end.*read-only"):
+    with pytest.warns(UserWarning, match="left over from a killed save.*read-only"):
         manager = make()
     assert manager.all_steps() == []
 

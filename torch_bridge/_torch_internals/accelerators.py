@@ -26,7 +26,7 @@ OUTSIDE_THE_TREE = NAMES.state(
     "torch._utils._is_privateuse1_backend_available",
     why="determines whether the device outside torch's tree is there, to torch's own test helpers",
     without="`torch.testing._internal.distributed` cannot be imported after isoshard's bridge",
-    known=_LATER,
+    versions=_LATER,
 )
 
 REPLICATED_OVER = NAMES.state(
@@ -52,7 +52,7 @@ QUESTIONS = {
         path,
         why="is called by a function of `torch.accelerator`",
         without="that function raises",
-        known=_LATER if path.endswith("emptyHostCache") else None,
+        versions=_LATER if path.endswith("emptyHostCache") else None,
     )
     for path in (
         "torch._C._accelerator_emptyCache",

@@ -3,7 +3,7 @@
 from isoshard.core.runtime.private_names import TRIED, PrivateNames
 from isoshard.torch_bridge.common.old_torch import has_device
 
-NAMES = PrivateNames("torch", known=TRIED["torch"])
+NAMES = PrivateNames("torch", versions=TRIED["torch"])
 """The rows; one without versions of its own exists in all versions that were tried."""
 
 if has_device():  # old_torch.py covers an older torch

@@ -123,14 +123,14 @@ CONSTANT_TYPE = NAMES.state(
     formerly="torch._library.opaque_object.register_opaque_type",
     why="lets a mesh be a constant of a graph, of which `mesh.size()` may be asked",
     without=_NOT_CONSTANT,
-    known=_CONSTANT_VERSIONS,
+    versions=_CONSTANT_VERSIONS,
 )
 
 READ = NAMES.state(
     "torch._library.opaque_object.MemberType.USE_REAL",
     why="lets what a mesh is asked be answered while dynamo traces",
     without=_NOT_CONSTANT,
-    known=_CONSTANT_VERSIONS,
+    versions=_CONSTANT_VERSIONS,
 )
 
 CONSTANT_ATTRIBUTE = NAMES.state(
@@ -138,7 +138,7 @@ CONSTANT_ATTRIBUTE = NAMES.state(
     formerly="torch._dynamo.variables.script_object.TorchScriptObjectVariable.var_getattr",
     why="is how dynamo reads an attribute of such a constant",
     without=_NOT_CONSTANT,
-    known=_CONSTANT_VERSIONS,
+    versions=_CONSTANT_VERSIONS,
 )
 
 CONSTANTS = (CONSTANT_TYPE, READ, CONSTANT_ATTRIBUTE)

@@ -41,7 +41,7 @@ from isoshard.core.layout.offload import check_memory, in_memory
 from isoshard.core.plan import Plan
 from isoshard.core.plan.memory_rules import check_used
 from isoshard.core.plan.model_leaves import ModelLeaf, leaves_of
-from isoshard.core.plan.slot_names import slot_rules
+from isoshard.core.plan.rule_patterns import slot_rules
 from isoshard.core.plan.slot_rules import slot_layouts
 from isoshard.core.plan.unused_rules import UnusedRuleWarning
 from isoshard.core.runtime.user_warnings import warn_user

@@ -195,17 +195,17 @@ def _rolled_values(
         return jaxpr_as_fun(program)(*inputs)
     metrics.record_repeat(where, describe_loops(found))
     taken = [
-        jnp.stack([inputs[number] for number in stack.numbers])
+        jnp.stack([inputs[number] for number in stack.indices])
         if stack.stacked
-        else inputs[stack.numbers[0]]
+        else inputs[stack.indices[0]]
         for stack in found.inputs
     ]
     results: dict[int, Any] = {}
     for stack, value in zip(found.results, jaxpr_as_fun(found.program)(*taken), strict=True):
         if stack.stacked:
-            results.update((number, value[place]) for place, number in enumerate(stack.numbers))
+            results.update((number, value[place]) for place, number in enumerate(stack.indices))
         else:
-            results[stack.numbers[0]] = value
+            results[stack.indices[0]] = value
     return [results[number] for number in range(len(results))]
 
 

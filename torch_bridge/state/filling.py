@@ -189,7 +189,7 @@ def _can_write(tensor: torch.Tensor, value: Any) -> bool:
     if isinstance(have, BlockLayout) != isinstance(come, BlockLayout):
         return False
     if isinstance(have, BlockLayout):
-        return have.alike(come)
+        return have.is_equivalent_to(come)
     return same_layout(have, come, value.ndim)
 
 

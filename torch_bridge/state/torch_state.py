@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
+from isoshard.core.checkpoint.source import Destination, Entry, Memory, NamedState, TargetArray
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.uneven import UnevenArray
@@ -56,9 +56,9 @@ class StateVerbs(Framework):
         """See `parts_of`."""
         return parts_of(x, saved)
 
-    def wanted(self, x: Any) -> Wanted:
-        """See `wanted`."""
-        return wanted(x)
+    def target_array(self, x: Any) -> TargetArray:
+        """See `target_array`."""
+        return target_array(x)
 
     def stored(self, x: Any) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
         """See `stored`."""
@@ -80,9 +80,9 @@ def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState]
     return _optimizer_parts(x, saved or {}) if isinstance(x, torch.optim.Optimizer) else None
 
 
-def wanted(x: torch.Tensor) -> Wanted:
+def target_array(x: torch.Tensor) -> TargetArray:
     """The array that a tensor is restored from; without a sharding, on JAX's default device."""
-    return Wanted(tuple(x.shape), physical_dtype(x.dtype).name, _place(x), wide=True)
+    return TargetArray(tuple(x.shape), physical_dtype(x.dtype).name, _place(x), wide=True)
 
 
 def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
@@ -155,7 +155,7 @@ def _leaders_on_largest_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, An
     return leaders
 
 
-def _place(x: torch.Tensor) -> Place:
+def _place(x: torch.Tensor) -> Destination:
     if is_dtensor(x):
         layout = routes.route_of(x.device_mesh, x.placements, x.shape).layout
         return layout.sharding if layout.is_even else layout

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from isoshard.core.runtime.private_names import PrivateNames
 
-NAMES = PrivateNames("lightning", known="2.5 to 2.6")
+NAMES = PrivateNames("lightning", versions="2.5 to 2.6")
 
 _CONNECTOR = "lightning.fabric.connector._Connector"
 _WITHOUT = 'Lightning does not know `accelerator="jax"`'

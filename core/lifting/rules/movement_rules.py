@@ -32,13 +32,13 @@ def slice_rule(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     (value,) = values
     start, limit = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
     strides = eqn.params["strides"] or (1,) * len(start)
-    cut_from = []
+    sliced = []
     for axis, step in enumerate(strides):
         split = value.splits[axis]
         count = limit[axis] - start[axis]
         if split is None or (count, step) == (split.extent, 1):
             continue
-        cut_from.append((axis, split))
+        sliced.append((axis, split))
         if step == 1 and movable(split, split) and count > 0:
             value = _moved(value, axis, at_home(split, -start[axis], count), -start[axis])
             start[axis], limit[axis] = 0, count
@@ -50,7 +50,7 @@ def slice_rule(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     aval: Any = eqn.outvars[0].aval
     sizes = aval.shape
     hints = but(value.hints, [axis for axis, size in enumerate(sizes) if size != value.shape[axis]])
-    return [Value(array, value.splits, value.clean, sliced_from=tuple(cut_from), hints=hints)]
+    return [Value(array, value.splits, value.clean, sliced_from=tuple(sliced), hints=hints)]
 
 
 @rule("pad")

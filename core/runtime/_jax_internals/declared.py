@@ -2,7 +2,7 @@
 
 from isoshard.core.runtime.private_names import TRIED, PrivateNames
 
-NAMES = PrivateNames("jax", known=TRIED["jax"])
+NAMES = PrivateNames("jax", versions=TRIED["jax"])
 """What every row without versions of its own is known to be in."""
 
 NAMES.warn_if_untested()

@@ -52,7 +52,7 @@ else:
     Var = _class("Var", "a variable", lambda p: _equation(p).invars[0])
     Literal = _class("Literal", "a constant operand", lambda p: _equation(p).invars[1])
     DebugInfo = _class(
-        "DebugInfo", "what names a program", lambda p: p.jaxpr.debug_info, known="0.10 to 0.12"
+        "DebugInfo", "what names a program", lambda p: p.jaxpr.debug_info, versions="0.10 to 0.12"
     )
     Primitive = _class("Primitive", "an operation", lambda p: _equation(p).primitive)
     jaxpr_as_fun = NAMES.bind(

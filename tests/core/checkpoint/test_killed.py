@@ -215,6 +215,6 @@ def test_a_damaged_checkpoint_names_the_others(tmp_path):
     with pytest.raises(CheckpointError, match=r"\.manifest was truncated"):
         iso.restore(tmp_path, tree(0))
     (tmp_path / "20" / ".manifest").unlink()
-    with pytest.raises(CheckpointError, match=r"left of a checkpoint.*other steps: 10\."):
+    with pytest.raises(CheckpointError, match=r"incomplete checkpoint.*other steps: 10\."):
         iso.restore(tmp_path / "20", tree(0))
     assert check(iso.restore(tmp_path, tree(0))) == 1

@@ -143,7 +143,7 @@ def test_maps_of_any_kind(saved, mesh):
         iso.restore(saved, {"missing": W, "n": 0, "kernel": W.T}, weights=turned)
     found = iso.restore(saved, {"w": W, "n": 0}, weights={})
     assert (found["w"] == W).all()
-    with pytest.raises(TypeError, match=r"dictionary of those by branch; given was a str"):
+    with pytest.raises(TypeError, match=r"dictionary of those by branch; got a str"):
         iso.restore(saved, like, weights={"w": "kernel"})
 
 

@@ -98,7 +98,7 @@ def test_what_cannot_be_saved_is_all_named(tmp_path):
         "\n  f: builtin_function_or_method",
         "\n  nested.0: object",
         "\n  deleted: a jax.Array that was donated",
-        "\n  uneven: an UnevenArray of shape (6,) that lies on no mesh; lay it out: iso.reshard",
+        "\n  uneven: an UnevenArray of shape (6,) on no mesh; shard it first: iso.reshard",
         "\n  keys: random keys in blocks of unequal sizes; give iso.full",
         "\n  objects: a NumPy array of dtype object",
         "obj.state_dict()",
@@ -194,7 +194,9 @@ def test_a_failure_in_the_background_is_told(tmp_path, monkeypatch, caplog):
             threading.Event().wait(0.01)
             while not forgotten.done:
                 threading.Event().wait(0.01)
-    with pytest.raises(CheckpointError, match=r"nobody had waited.*step 3: OSError.*No space left"):
+    with pytest.raises(
+        CheckpointError, match=r"no wait\(\) has raised.*step 3: OSError.*No space left"
+    ):
         iso.save(tmp_path, tree(4), step=4)
     iso.save(tmp_path, tree(5), step=5)  # told once
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "5"]

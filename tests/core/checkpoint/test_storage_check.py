@@ -31,7 +31,8 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_900_000))
     told = (
-        r"will not do .* 3 checkpoints of 976.6 KiB \(keep=2, .*\) need 2.9 MiB, and 2.8 MiB are "
+        r"does not fit this run: 3 checkpoints of 976.6 KiB \(keep=2, .*\) need 2.9 MiB, and "
+        "2.8 MiB are "
         "free there. Free some, or give another folder or a smaller keep"
     )
     with pytest.raises(iso.CheckpointError, match=told):
@@ -48,7 +49,7 @@ def test_a_disk_that_is_too_slow(tmp_path):
 KILLED = """
 import os, sys
 from isoshard.core.checkpoint import storage_check
-storage_check._seen = lambda *given: os._exit(9)
+storage_check._wait_for_probe = lambda *given: os._exit(9)
 storage_check.check_storage(sys.argv[1], 1000)
 """
 

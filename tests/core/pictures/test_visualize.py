@@ -182,14 +182,14 @@ def test_what_devices_hold(mesh):
     """A tree says what devices hold of it, and where some hold more, which."""
     rows = NamedSharding(mesh, P("x"))
     tree = {"a": jax.device_put(jnp.ones((8, 4)), rows), "b": jnp.ones(4)}
-    assert visualize(tree).splitlines()[-3] == "each device holds at most 80 B of 144 B (56%)"
+    assert visualize(tree).splitlines()[-3] == "each device stores at most 80 B of 144 B (56%)"
     assert [line.split()[0] for line in visualize(tree).splitlines()[-2:]] == ["0", "1-7"]
     tree["b"] = jax.device_put(tree["b"], NamedSharding(mesh, P()))
-    assert visualize(tree).splitlines()[-2] == "each device holds 80 B of 144 B (56%)"
+    assert visualize(tree).splitlines()[-2] == "each device stores 80 B of 144 B (56%)"
     tree["b"] = iso.shard(np.ones(5, np.float32), mesh, P("y"), uneven="pad")  # with its padding
-    assert visualize(tree).splitlines()[-2] == "each device holds 72 B of 148 B (49%)"
+    assert visualize(tree).splitlines()[-2] == "each device stores 72 B of 148 B (49%)"
     assert visualize(tree["b"]) in visualize(tree)
-    assert "holds" not in visualize({"a": rows, "b": rows})  # of what shape is not known
+    assert "stores" not in visualize({"a": rows, "b": rows})  # of what shape is not known
 
 
 def test_a_notebook_shows_boxes(mesh):
@@ -201,7 +201,7 @@ def test_a_notebook_shows_boxes(mesh):
     assert cells[5].get("title") == "[4:8, 1:2] on 5"
     assert len({one.get("style") for one in cells}) == 8
     words = "".join(found.itertext())
-    assert "each device holds 16 B of 128 B (12%)" in words
+    assert "each device stores 16 B of 128 B (12%)" in words
     assert "gathered over x: each device receives 16 B" in words
     assert "gathered over y: each device receives 48 B" in words
 
@@ -246,7 +246,7 @@ class TestMeshes:
         promised = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
         assert visualize(promised) == visualize(array)
         assert visualize({"w": promised}) == visualize({"w": array})
-        with pytest.raises(SpecError, match=r"says no layout; give it one"):
+        with pytest.raises(SpecError, match=r"has no sharding; give it one"):
             visualize(jax.ShapeDtypeStruct((8,), jnp.float32))
 
     def test_traced(self):

@@ -93,9 +93,9 @@ def test_a_silent_rank_is_named_in_all_others(store, monkeypatch):
             return "absent"
         return agreement._Agreement("w", LINES, team, 0, rank, 0.5).wait()
 
-    assert run(4, work)[1:] == [agreement._silent([0], "w", 0.5)] * 3
+    assert run(4, work)[1:] == [agreement._missing_message([0], "w", 0.5)] * 3
     late = agreement._Agreement("w", LINES, team, 0, 0, 0.5).wait()
-    assert late == agreement._silent([0], "w", 0.5)
+    assert late == agreement._missing_message([0], "w", 0.5)
 
 
 def test_who_comes_as_the_time_is_over_agrees_still(store, monkeypatch):
@@ -112,7 +112,7 @@ def test_who_comes_as_the_time_is_over_agrees_still(store, monkeypatch):
 
 def test_a_rank_that_has_failed_leaves_its_words(store):
     fault = agreement._Agreement("w", ["ValueError: no rows"], (0, 1, 2), 0, 1, 0.1)
-    assert "not all came within 0.1 s" in fault.wait(to_the_end=False)
+    assert "ranks arrived within 0.1 s" in fault.wait(to_the_end=False)
     others = run(
         3, lambda n: n != 1 and agreement._Agreement("w", LINES, (0, 1, 2), 0, n, 9).wait()
     )
@@ -129,7 +129,7 @@ def test_rooms_that_wait_for_each_other_are_ended(store, monkeypatch):
         ).wait()
 
     found = run(4, work)
-    told = {json.loads(one.removeprefix(agreement._ENDED))["told"] for one in found}
+    told = {json.loads(one.removeprefix(agreement._ENDED))["message"] for one in found}
     assert len(told) == 1
     assert "  rank 1: mesh of 2:  (of ranks 0, 1)" in told.pop()
 

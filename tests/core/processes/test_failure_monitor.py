@@ -60,7 +60,9 @@ def test_a_closed_connection_is_a_death_unless_it_said_goodbye(ends):
 
 
 def test_a_rank_that_does_not_come_is_named():
-    with pytest.raises(DistributedError, match=r"rank 1 did not come to the watch in 0\.2 s"):
+    with pytest.raises(
+        DistributedError, match=r"rank 1 did not connect to the failure monitor within 0\.2 s"
+    ):
         connect(0, 2, "127.0.0.1", lambda word: word, 0.2)
 
 

@@ -43,7 +43,8 @@ def test_another_version_is_a_conflict(name):
 def test_another_python_is_a_caution():
     found = reports({}, {"versions": {**VERSIONS, "python": "3.12.2"}})
     assert cautions(found) == [
-        "Python is 3.11 on rank 0 (n0), 3.12 on rank 1 (n0): what one pickles another may not read"
+        "Python is 3.11 on rank 0 (n0), 3.12 on rank 1 (n0): objects pickled by one may "
+        "not load in another"
     ]
     assert not cautions(reports({}, {"versions": {**VERSIONS, "python": "3.11.9"}}))
 
@@ -62,7 +63,7 @@ def test_a_loopback_address_matters_between_machines_only():
     loop = {"address": "127.0.1.1"}
     assert not cautions(reports(loop, loop))
     [told] = cautions(reports({}, {**loop, "host": "n1", "machine": "other"}))
-    assert told.startswith("rank 1 (n1) takes its own host name for 127.0.1.1")
+    assert told.startswith("rank 1 (n1) resolves its own host name to 127.0.1.1")
 
 
 def test_many_ranks_are_listed_shortly():
@@ -109,4 +110,4 @@ def test_other_versions_and_absent_ranks_are_told_to_all(store):
     for rank in (0, 1, 3):
         assert isinstance(found[rank], DistributedError)
         assert "isoshard is 0.2 on ranks 0, 1 (n0), 0.1 on rank 3 (n1)" in str(found[rank])
-        assert "rank 2 of 4 did not come within 1.5 s" in str(found[rank])
+        assert "rank 2 of 4 did not connect within 1.5 s" in str(found[rank])

@@ -109,7 +109,7 @@ def test_a_process_that_does_not_end_is_ended():
             os.kill(process.pid, signal.SIGTERM)
             assert process.wait(30) == 128 + signal.SIGTERM
             assert 0.9 < time.monotonic() - start < 10
-            assert "rank 0 was asked to end 1 s ago and has not" in process.stderr.readline()
+            assert "rank 0 was requested to end 1 s ago and has not" in process.stderr.readline()
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -118,7 +118,7 @@ def test_all_processes_stop_after_the_same_step(monkeypatch):
     size, store, mine = 16, Store(), threading.local()
     monkeypatch.setattr(coordination, "_client", lambda: store)
     monkeypatch.setattr(coordination, "rank_and_size", lambda: (mine.rank, size))
-    monkeypatch.setattr(termination, "_numbers", itertools.repeat(0))  # each is the first one
+    monkeypatch.setattr(termination, "_indices", itertools.repeat(0))  # each is the first one
 
     def steps(rank):
         mine.rank = rank

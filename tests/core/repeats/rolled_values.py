@@ -16,9 +16,9 @@ from isoshard.core.repeats.rolled_program import Rolled, Stack
 def stacked(stacks: Sequence[Stack], values: Sequence[Any]) -> list[Any]:
     """Inputs as a rolled program takes them."""
     return [
-        jnp.stack([values[number] for number in one.numbers])
+        jnp.stack([values[number] for number in one.indices])
         if one.stacked
-        else values[one.numbers[0]]
+        else values[one.indices[0]]
         for one in stacks
     ]
 
@@ -28,7 +28,7 @@ def unstacked(stacks: Sequence[Stack], values: Sequence[Any]) -> list[Any]:
     found: dict[int, Any] = {}
     for one, value in zip(stacks, values, strict=True):
         rows = value if one.stacked else [value]
-        found.update(zip(one.numbers, rows, strict=True))
+        found.update(zip(one.indices, rows, strict=True))
     return [found[number] for number in range(len(found))]
 
 

@@ -94,7 +94,7 @@ def test_forward_and_backward_are_one_loop_each(transformer):
 def test_parameters_moments_and_their_new_values_are_the_same_stacks(transformer):
     program, _, found = transformer
     stacks = [one for one in found.inputs if one.stacked]
-    assert {len(one.numbers) for one in stacks} == {3}
+    assert {len(one.indices) for one in stacks} == {3}
     assert len(stacks) == 3 * 4
     assert [one for one in found.results if one.stacked] == stacks
     assert found.results[-1] == Stack((len(program.jaxpr.outvars) - 1,), False)
@@ -226,7 +226,7 @@ def test_why_equal_parts_are_no_loop():
     [reason] = found.reasons
     assert reason == (
         "5 equal parts of 4 equations are no loop: an operand of `dot_general`, float32[40,40], is "
-        "another value in each, and they are not inputs of one kind nor what one loop makes"
+        "another value in each, and they are neither inputs of one kind nor outputs of one loop"
     )
 
 

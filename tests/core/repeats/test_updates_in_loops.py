@@ -115,9 +115,9 @@ def test_the_compiler_copies_no_stack():
     program, inputs, replaces = _traced(MOMENTS["adamw"][0])
     found = rolled(program, replaces=replaces, updates=True)
     given = [
-        jax.ShapeDtypeStruct((len(one.numbers), *inputs[one.numbers[0]].shape), jnp.float64)
+        jax.ShapeDtypeStruct((len(one.indices), *inputs[one.indices[0]].shape), jnp.float64)
         if one.stacked
-        else jax.ShapeDtypeStruct(inputs[one.numbers[0]].shape, inputs[one.numbers[0]].dtype)
+        else jax.ShapeDtypeStruct(inputs[one.indices[0]].shape, inputs[one.indices[0]].dtype)
         for one in found.inputs
     ]
     run = jax.jit(jaxpr_as_fun(found.program), donate_argnums=range(len(given) - 1))

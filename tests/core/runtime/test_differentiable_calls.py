@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard.core.runtime import differentiable_calls
-from isoshard.core.runtime.shard_map_axes import checked_axes, vary_alike, varying
+from isoshard.core.runtime.shard_map_axes import checked_axes, vary_equally, varying
 
 X = jnp.arange(4.0) / 3 + 0.2
 W = jnp.arange(4.0) + 1
@@ -131,7 +131,7 @@ def test_inside_shard_map():
     def loss(f):
         def local(x, w):
             assert checked_axes() == {"a", "b"} and varying(x) == {"a"} and not varying(w)
-            x, w = vary_alike((x, w))
+            x, w = vary_equally((x, w))
             assert varying(w) == {"a"}
             return jax.lax.psum(f(x, w).sum(), "a")
 

@@ -129,12 +129,12 @@ def test_the_name_is_there(row):
 
 def is_known(row):
     """Whether the table says that the installed JAX has the name."""
-    return row.known == internals.NAMES.known or is_tried(jax.__version__, row.known)
+    return row.versions == internals.NAMES.versions or is_tried(jax.__version__, row.versions)
 
 
 @pytest.fixture
 def table():
-    return PrivateNames("numpy", known="1.26 to 2.4")
+    return PrivateNames("numpy", versions="1.26 to 2.4")
 
 
 WORDS = {"why": "does it", "without": "it is not done"}
@@ -182,7 +182,7 @@ def test_a_missing_name_may_have_a_substitute(table):
     assert [row.substitute for row in table] == [True] * 3
     with pytest.raises(PrivateNameError):
         table.bind("numpy._gone_for_good", make=lambda: 1 / 0, **WORDS)()
-    row = table.state("numpy._gone_too", known="3.0", **WORDS)
+    row = table.state("numpy._gone_too", versions="3.0", **WORDS)
     assert row.found(None) is None and row.of(object(), 3) == 3
     with pytest.raises(PrivateNameError, match=r"numpy 3\.0 are known"):
         row.of(object())
@@ -200,7 +200,7 @@ def test_a_field_is_read_and_its_absence_told(table):
 
 def test_a_row_is_stated_once_and_of_its_package(table):
     table.state("numpy._one", **WORDS)
-    with pytest.raises(ValueError, match=r"numpy\._one was stated before"):
+    with pytest.raises(ValueError, match=r"numpy\._one is declared already"):
         table.state("numpy._one", **WORDS)
     with pytest.raises(ValueError, match=r"torch\._one is no name of numpy"):
         table.state("torch._one", **WORDS)

@@ -18,7 +18,7 @@ def _clean():
 
 
 def test_counters_start_at_zero_and_add():
-    assert set(metrics.counters()) == set(metrics.KNOWN)
+    assert set(metrics.counters()) == set(metrics.DESCRIPTIONS)
     assert not any(metrics.counters().values())
     metrics.count("executions")
     metrics.count("copied_bytes", 10)

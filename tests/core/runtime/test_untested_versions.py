@@ -41,11 +41,11 @@ def test_tested_versions_are_silent(version, monkeypatch):
     monkeypatch.setattr("numpy.__version__", version)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PrivateNames("numpy", known="1.26 to 2.4").warn_if_untested()
+        PrivateNames("numpy", versions="1.26 to 2.4").warn_if_untested()
 
 
 @pytest.mark.parametrize("version", ["1.25.2", "2.5.0", "3"])
 def test_others_are_not(version, monkeypatch):
     monkeypatch.setattr("numpy.__version__", version)
     with pytest.warns(UntestedVersionWarning, match=rf"numpy {version} is installed"):
-        PrivateNames("numpy", known="1.26 to 2.4").warn_if_untested()
+        PrivateNames("numpy", versions="1.26 to 2.4").warn_if_untested()

@@ -228,11 +228,11 @@ def test_what_does_not_fit_is_listed(tmp_path, mesh):
         load_safetensors(tmp_path / "w.safetensors", mesh, None, like=like)
     text = str(caught.value)
     for line in (
-        "(4 faults)",
-        "a: shape (4, 8), wanted (8, 4)",
-        "b (3,): made of b (3,), and nothing wanted is called so",
-        "d (1,): nothing becomes it",
-        "c: is int32 in the file, and float32 is wanted",
+        "(4 errors)",
+        "a: shape (4, 8), but (8, 4) in like",
+        "b (3,): made of b (3,), which is not in like",
+        "d (1,): no rule makes it",
+        "c: is int32 in the file, and float32 in like",
     ):
         assert line in text
 

@@ -43,11 +43,11 @@ def test_fill_undoes_match(name):
     [
         ("{i}.{i}", "named twice"),
         ("a*", "outside of a capture"),
-        ("a{p*}", "whole parts"),
-        ("{p*}.{q*}", "side by side"),
-        ("{a}{b}{c}{d}{e}x", "more than 4 captures, those with a star and those beside others"),
-        ("{a*}.x.{b*}.x.{c}_{d}_{e}", "could be told apart in too many ways"),
-        (3, "is a string"),
+        ("a{p*}", "segments of the path"),
+        ("{p*}.{q*}", "next to each other"),
+        ("{a}{b}{c}{d}{e}x", "more than 4 captures have a star or share a segment"),
+        ("{a*}.x.{b*}.x.{c}_{d}_{e}", "could match in too many ways"),
+        (3, "must be a string"),
     ],
 )
 def test_a_wrong_pattern_says_why(text, why):

@@ -143,11 +143,11 @@ def test_the_layout_follows(op, layouts, shapes, found):
     ("op", "layouts", "shapes", "why"),
     [
         (TransposedKernel(), [((), (), ("x",))], [(4, 8, 2)], "move data: axis 2 is split"),
-        (SplitAxis(0, (2, -1)), [(("y",),)], [(8,)], "cuts through the blocks"),
+        (SplitAxis(0, (2, -1)), [(("y",),)], [(8,)], "would split the blocks"),
         (MergeAxes(0, (4, -1)), [((), ("x",))], [(4, 8)], "side by side"),
         (Concat(0), [(("x",),)] * 2, [(4,)] * 2, "would move data: axis 0 is split"),
-        (Concat(0), [(("x",),), ((),)], [(4,)] * 2, "laid out differently"),
-        (Concat(0), [((), ("x",)), ((), ())], [(4, 2)] * 2, "laid out differently"),
+        (Concat(0), [(("x",),), ((),)], [(4,)] * 2, "sharded differently"),
+        (Concat(0), [((), ("x",)), ((), ())], [(4, 2)] * 2, "sharded differently"),
         (Split(0, count=2), [(("x",),)], [(4,)], "would move data"),
     ],
 )

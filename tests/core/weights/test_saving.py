@@ -67,9 +67,9 @@ def test_a_tied_weight_is_written_once(tmp_path, mesh):
 
 def test_nothing_is_written_over(tmp_path):
     save_safetensors(tmp_path, {"a": random(2)})
-    with pytest.raises(FileExistsError, match=r"model\.safetensors is there already"):
+    with pytest.raises(FileExistsError, match=r"model\.safetensors exists already"):
         save_safetensors(tmp_path, {"a": random(2)})
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         save_safetensors(tmp_path / "model.safetensors", {"a": random(2)})
     with pytest.raises(FileFormatError, match="a: complex128 has no code"):
         save_safetensors(tmp_path / "b.safetensors", {"a": np.ones(2, np.complex128)})

@@ -87,7 +87,7 @@ def test_sharded_arrays_stay_where_they_are(mesh):
 
 def test_data_that_would_move_is_an_error_that_lists_every_leaf(mesh):
     source = shard(torch_like(), mesh, P("x"))
-    with pytest.raises(WeightError, match=r"(?s)2 faults.*h\.0\.q.*axis 1 is split.*h\.1\.q"):
+    with pytest.raises(WeightError, match=r"(?s)2 errors.*h\.0\.q.*axis 1 is split.*h\.1\.q"):
         BLOCK.apply(source)
 
 
@@ -186,14 +186,14 @@ def test_every_fault_is_listed():
         BLOCK.apply(source, like=like)
     text = str(caught.value)
     for line in (
-        "(6 faults)",
+        "(6 errors)",
         "odd (3,): no rule takes it",
         "h.1.fc.weight (16,): Kernel() takes rank 2 to 5",
         "h.0.q.weight (8, 8)",
         "which is missing",
-        "embed.embedding: shape (10, 8), wanted (11, 8)",
-        "layers.0.up.kernel: shape (8, 16), wanted (16, 8); made of h.0.fc.weight (16, 8)",
-        "head (2,): nothing becomes it",
+        "embed.embedding: shape (10, 8), but (11, 8) in like",
+        "layers.0.up.kernel: shape (8, 16), but (16, 8) in like; made of h.0.fc.weight (16, 8)",
+        "head (2,): no rule makes it",
     ):
         assert line in text
 
@@ -203,14 +203,14 @@ def test_two_sources_for_one_target():
     with pytest.raises(WeightError, match=r"c\.0: made of a\.0 \(2,\) and b\.0 \(3,\)"):
         weights.apply({"a.0": random(2), "b.0": random(3)})
     like = {"b": jax.ShapeDtypeStruct((3,), jnp.bfloat16)}
-    with pytest.raises(WeightError, match="b: dtype float32, wanted bfloat16"):
+    with pytest.raises(WeightError, match="b: dtype float32, but like has bfloat16"):
         WeightMap([Rule("a", "b")]).apply({"a": random(3)}, like=like)
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Rule("a.{i}", "b"), "captures i do not stand in every pattern"),
+        (lambda: Rule("a.{i}", "b"), "captures i are not in every pattern"),
         (lambda: Rule(["a", "b"], ["c", "d"]), "several sources become one target"),
         (lambda: Rule(None, None), "neither sources nor targets"),
         (lambda: Rule("a.{i}", "b.{i}", stack="i"), "no capture of one side only"),
@@ -293,7 +293,7 @@ def test_explain():
 
 def test_verify_names_what_differs():
     with pytest.raises(
-        WeightError, match=r"(?s)2 faults.*b: only one.*a: shape \(2,\), and \(3,\)"
+        WeightError, match=r"(?s)2 errors.*b: only one.*a: shape \(2,\), and \(3,\)"
     ):
         pass_a = {"a": np.ones(2), "b": np.ones(1)}
         verify(lambda: pass_a, lambda: {"a": np.ones(3)})

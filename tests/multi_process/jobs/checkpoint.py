@@ -87,7 +87,7 @@ def check_a_file_that_is_missing_is_told_in_every_process(world):
         iso.restore(folder, {"w": w})
     except iso.CheckpointError as error:  # though one of them alone has looked at that file
         assert "is damaged" in str(error) and "is missing" in str(error), error
-        assert "Beside it are the checkpoints of other steps: 1" in str(error), error
+        assert "The folder also has checkpoints of other steps: 1" in str(error), error
     else:
         raise AssertionError("nobody noticed")
     assert iso.restore(folder, {"w": w}, step=1)["w"].sharding == w.sharding

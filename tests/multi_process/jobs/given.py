@@ -327,7 +327,7 @@ def check_save_and_restore(world):
         "no step": ("ValueError: step is", lambda: save(step=of(1, -1))),
         "keep": ("keep 3", lambda: save(keep=of(2, 3))),
         "one more leaf": (r"b: \(8, 4\)", lambda: save({"w": w, **of({}, {"b": w * 2})})),
-        "layout": ("w: .*parts of", lambda: save({"w": of(w, turned)})),
+        "layout": ("w: .*shards of", lambda: save({"w": of(w, turned)})),
         "host values": ("h: .*values", lambda: save({"w": w, "h": host(3) + odd})),
         "a number": ("n = 2", lambda: save({"w": w, "n": of(1, 2)})),
         "module": ("m.weight: .*values", lambda: save({"w": w, "m": model(of(0, 1))})),

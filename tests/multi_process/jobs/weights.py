@@ -72,7 +72,7 @@ def check_saving_what_others_hold_is_refused(world):
     try:
         iso.save_safetensors(world.scratch / "out", loaded)
     except weights.WeightError as error:
-        assert "this process does not have the weights (4 faults)" in str(error), error
+        assert "this process does not have the weights (4 errors)" in str(error), error
     else:
         raise AssertionError("it was saved")
     whole = iso.full(loaded)

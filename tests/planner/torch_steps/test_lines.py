@@ -8,7 +8,7 @@ import torch
 
 from isoshard import Plan, make_mesh
 from isoshard.core.frameworks import require
-from isoshard.core.traced.source_lines import said_by
+from isoshard.core.traced.source_lines import line_in
 from isoshard.planner.machine.topologies import topology
 
 from .steps import Mlp, compiled, training
@@ -31,7 +31,7 @@ def traced(step, *args, mesh=MESH, plan=None):
 def lines(trace, primitive=None):
     """The lines of a program's equations, of one primitive: how many each has."""
     return collections.Counter(
-        said_by(str(eqn.source_info.name_stack))
+        line_in(str(eqn.source_info.name_stack))
         for eqn in trace.program.eqns
         if primitive in (None, eqn.primitive.name)
     )

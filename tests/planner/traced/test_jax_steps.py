@@ -163,7 +163,7 @@ def test_lines_are_the_users_forward_and_backward():
 def test_other_layouts_for_the_same_program():
     step = traced(plan=Plan({"*": None}))
     rows = NamedSharding(MESH, P("model"))
-    moved = step.laid_out({"layers.0.w": rows})
+    moved = step.resharded({"layers.0.w": rows})
     by_name = {one.name: one.sharding.spec for one in moved.inputs}
     assert by_name["layers.0.w"] == by_name["0.mu.layers.0.w"] == P("model")
     assert by_name["layers.1.w"] == P()

@@ -121,7 +121,7 @@ def test_a_stack_knows_its_layers_and_is_laid_out_like_them():
     assert up.layers == tuple(f"layers.{n}.up" for n in range(4))
     assert (up.layer_name, up.layer_shape) == ("layers.0.up", SHAPES["up"])
     rows = NamedSharding(looped.mesh, P("data", "model"))
-    again = looped.laid_out({f"layers.{n}.up": rows for n in range(4)})
+    again = looped.resharded({f"layers.{n}.up": rows for n in range(4)})
     layouts = {one.name: one.sharding.spec for one in again.inputs}
     assert layouts["layers.*.up"] == layouts["momentum.layers.*.up"] == P(None, "data", "model")
     assert layouts["layers.*.down"] == P(None, *SPECS["down"])

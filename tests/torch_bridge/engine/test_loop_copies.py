@@ -15,7 +15,7 @@ def test_stacks_that_are_made_of_single_arrays_or_taken_apart_are_copied():
 
     found = rolled(jax.make_jaxpr(jax.grad(loss))([jnp.ones((64, 64))] * 6, jnp.ones((16, 64))))
     given, taken = (
-        {stack.numbers: 4 * 2 * variable.aval.size for stack, variable in pairs if stack.stacked}
+        {stack.indices: 4 * 2 * variable.aval.size for stack, variable in pairs if stack.stacked}
         for pairs in (
             zip(found.inputs, found.program.jaxpr.invars, strict=True),
             zip(found.results, found.program.jaxpr.outvars, strict=True),

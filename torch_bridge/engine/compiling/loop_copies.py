@@ -15,7 +15,7 @@ of its time if it has sixteen.
 >>> for rows in (16, 4096):
 ...     x, weights = jnp.ones((rows, 512)), [jnp.ones((512, 512))] * 6
 ...     found = rolled(jax.make_jaxpr(layers)(weights, x))
-...     copies = loop_copies(found, inputs=[found.inputs[0].numbers])
+...     copies = loop_copies(found, inputs=[found.inputs[0].indices])
 ...     print(copies.copied, f"{copies.share:.3f}", copies.too_many("cpu") is None)
 12582912 1.496 False
 12582912 0.006 True
@@ -97,10 +97,10 @@ def loop_copies(
     program = opened(loops.program)
     copied = sum(_of_loop(eqn) for eqn in program.eqns if eqn.primitive.name == "scan")
     for stack, var in zip(loops.inputs, program.invars, strict=True):
-        if stack.stacked and stack.numbers not in inputs:
+        if stack.stacked and stack.indices not in inputs:
             copied += 2 * _bytes(var)
     for stack, var in zip(loops.results, program.outvars, strict=True):
-        if stack.stacked and stack.numbers not in results:
+        if stack.stacked and stack.indices not in results:
             copied += 2 * _bytes(var)
     return LoopCopies(copied, program_flops(program))
 

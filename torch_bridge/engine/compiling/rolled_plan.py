@@ -211,27 +211,27 @@ def _families(
     plan: CompileRequest, rolled_step: Rolled, replaced: Mapping[int, int], read: Collection[int]
 ) -> list[EqualMemory]:
     """The stacks that are one array of the program from run to run."""
-    stacked = {stack.numbers for stack in rolled_step.results if stack.stacked}
+    stacked = {stack.indices for stack in rolled_step.results if stack.stacked}
     families: list[EqualMemory] = []
     taken: set[int] = set()
     for stack in rolled_step.inputs:
-        if not stack.stacked or not taken.isdisjoint(stack.numbers):
+        if not stack.stacked or not taken.isdisjoint(stack.indices):
             continue
-        if any(index >= len(plan.leaves) for index in stack.numbers):
+        if any(index >= len(plan.leaves) for index in stack.indices):
             continue
-        layouts = {plan.placed[index] for index in stack.numbers}
+        layouts = {plan.placed[index] for index in stack.indices}
         results = None
-        if stack.numbers and all(index in replaced for index in stack.numbers):
-            results = tuple(replaced[index] for index in stack.numbers)
+        if stack.indices and all(index in replaced for index in stack.indices):
+            results = tuple(replaced[index] for index in stack.indices)
             layouts |= {plan.result_layouts[index] for index in results}
             if results not in stacked:
                 continue
-        elif not all(index in read for index in stack.numbers):
+        elif not all(index in read for index in stack.indices):
             continue
         if len(layouts) == 1:
             placed = layouts.pop()
-            families.append(EqualMemory(stack.numbers, results, placed, stacked_layout(placed)))
-            taken.update(stack.numbers)
+            families.append(EqualMemory(stack.indices, results, placed, stacked_layout(placed)))
+            taken.update(stack.indices)
     return families
 
 
@@ -321,11 +321,11 @@ def _joined(
         }
         for stack, value in zip(rolled_step.results, values, strict=True):
             if not stack.stacked:
-                single[stack.numbers[0]] = value
-            elif stack.numbers in stacked:
-                stacks[stack.numbers] = value
+                single[stack.indices[0]] = value
+            elif stack.indices in stacked:
+                stacks[stack.indices] = value
             else:
-                single.update((index, value[n]) for n, index in enumerate(stack.numbers))
+                single.update((index, value[n]) for n, index in enumerate(stack.indices))
         return [
             _constrained(stacks[result.results or ()], result.stack_layout)
             if isinstance(result, EqualMemory)
@@ -366,7 +366,7 @@ class _Taken:
 
     def of(self, stack: Stack) -> Any:
         """Values for some inputs of the traced plan."""
-        indices = stack.numbers
+        indices = stack.indices
         if indices in self._stacks and stack.stacked:
             return self._stacks[indices]
         if not stack.stacked:

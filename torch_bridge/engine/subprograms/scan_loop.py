@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from isoshard.core.repeats.jaxpr_functions import strong
 from isoshard.core.runtime.caches import PROGRAMS, Interned
-from isoshard.core.runtime.shard_map_axes import vary_alike
+from isoshard.core.runtime.shard_map_axes import vary_equally
 from isoshard.torch_bridge.engine.values.value import Aval
 
 from .traced_vjp import TracedVjp
@@ -63,7 +63,7 @@ class ScanLoop(VjpEntries):
             return [strong(array) for array in state], (out[carries:results], out[count:])
 
         slices_of = list(arrays[carries : carries + slices])
-        init, rest, slices_of, keys = vary_alike((init, rest, slices_of, keys), spec.axes)
+        init, rest, slices_of, keys = vary_equally((init, rest, slices_of, keys), spec.axes)
         last, (ys, residuals) = jax.lax.scan(body, init, (slices_of, keys), spec.length)
         return [*last[:carries], *ys, *last[carries:], *residuals]
 
@@ -102,7 +102,7 @@ class ScanLoop(VjpEntries):
         ]
         state = (start, [zeros[n] for n in sums])
         values = list(saved.values())
-        result = vary_alike((state, ys, along, residuals, values), spec.axes)
+        result = vary_equally((state, ys, along, residuals, values), spec.axes)
         state, ys, along, residuals, values = result
         saved = dict(zip(saved, values, strict=True))
         (grads, added), stacks = jax.lax.scan(

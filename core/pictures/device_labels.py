@@ -31,11 +31,11 @@ def device_ranges(devices: Iterable[int]) -> str:
             runs[-1].append(device)
         else:
             runs.append([device])
-    parts = []
+    texts = []
     for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
-    text = ",".join(parts)
-    return text if len(text) <= MAX_CHARACTERS else f"{parts[0]},{parts[1]},…,{parts[-1]}"
+        texts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    text = ",".join(texts)
+    return text if len(text) <= MAX_CHARACTERS else f"{texts[0]},{texts[1]},…,{texts[-1]}"
 
 
 def terms_of(mesh: AnyMesh, names: Iterable[str]) -> Terms:
@@ -50,6 +50,6 @@ def terms_text(devices: Iterable[int], terms: Terms) -> str:
     sums: dict[int, list[int]] = {}
     for device in sorted(devices):
         sums.setdefault(terms[device], []).append(device)
-    parts = [f"Σ{device_ranges(devices)}" for devices in sums.values()]
-    text = " ".join(parts)
-    return text if len(text) <= MAX_CHARACTERS else f"{parts[0]} … {parts[-1]}"
+    texts = [f"Σ{device_ranges(devices)}" for devices in sums.values()]
+    text = " ".join(texts)
+    return text if len(text) <= MAX_CHARACTERS else f"{texts[0]} … {texts[-1]}"

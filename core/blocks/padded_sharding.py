@@ -1,4 +1,4 @@
-"""`iso.shard(.., uneven="pad")`, `iso.reshard` and `iso.full` of arrays in unequal blocks.
+"""`iso.shard(.., uneven="pad")`: arrays in blocks of unequal sizes.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((4,), ("x",))
@@ -21,15 +21,13 @@ from isoshard.core.transfer.host_memory import narrowed
 from isoshard.core.transfer.leaf_specs import named_arrays, set_specs
 
 from .chunk_sizes import plan_splits
-from .packing import gather as gather
 from .packing import pack
-from .packing import reshard_uneven as reshard_uneven
 
 
 def shard_padded(
     x: Any, mesh: Mesh, spec: Any, sizes: Any, copy: bool | None, name: str | None
 ) -> Any:
-    """Shard with padding; every leaf is checked before one is placed."""
+    """Shard with padding; all leaves are checked before any is placed."""
     if isinstance(x, np.ndarray):
         x = narrowed(x, copy, name or "array")
     if isinstance(x, np.ndarray | jax.Array):

@@ -1,8 +1,8 @@
-"""The sharding of an array, also traced, and how many rows its blocks have.
+"""The sharding of an array, also while it is traced, and the sizes of its blocks.
 
-An array has one, and an `UnevenArray` even where it is traced. A traced value of `jax.jit` has
-none, so it is recorded (`recorded_shardings`); one that `jax.grad` traces outside `jax.jit` still
-has its array.
+An array has a sharding, and an `UnevenArray` even while it is traced. A tracer of `jax.jit` has
+none, so it is recorded (`recorded_shardings`); a tracer of `jax.grad` outside `jax.jit` has a
+concrete array.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -10,10 +10,10 @@ has its array.
 >>> points = shard(jnp.zeros((8, 3)), make_mesh((4,), ("x",)), ("x",))
 >>> sharding_of(points).spec
 P('x',)
->>> faults = []
->>> block_sizes("axis 0", 8, 4, None, faults), block_sizes("axis 1", 8, 3, None, faults)
+>>> errors = []
+>>> block_sizes("axis 0", 8, 4, None, errors), block_sizes("axis 1", 8, 3, None, errors)
 ((2, 2, 2, 2), (2, 2, 2))
->>> faults
+>>> errors
 ['axis 1 has size 8, which 3 shards do not divide: pad it, iso.shard(x, mesh, spec, uneven="pad")']
 """
 
@@ -54,8 +54,8 @@ def sharding_of(value: Any) -> Any:
     return getattr(array.to_concrete_value(), "sharding", None)
 
 
-def known_sharding_of(value: Any) -> Any:
-    """As `sharding_of`; None also where it is open along an axis."""
+def closed_sharding_of(value: Any) -> Any:
+    """Like `sharding_of`, but None if the sharding is open along an axis."""
     sharding = sharding_of(value)
     is_open = isinstance(sharding, NamedSharding) and P.UNCONSTRAINED in entries_of(sharding.spec)
     return None if is_open else sharding
