@@ -60,7 +60,7 @@ class RegisteredTorch(StateVerbs, Torch):
 
     def broadcast_message(self, word: str | None) -> str:
         """Send rank 0's word to all ranks."""
-        return starting.tell_all(word)
+        return starting.broadcast_word(word)
 
     def end_processes(self) -> None:
         """End the default process group."""

@@ -72,7 +72,7 @@ def test_arrays_on_meshes_that_disagree(name, kind):
     x, y = (OURS.put(table(8, 8), NamedSharding(mesh, P("u", "v"))) for mesh in (one, other))
     with pytest.raises(ValueError):
         x + y
-    ours = r"add: the arguments lie on different meshes.*of devices.*iso\.reshard"
+    ours = r"add: the arguments are on different meshes.*of devices.*iso\.reshard"
     with pytest.raises(ValueError, match=ours if kind == AxisType.Explicit else "devices"):
         iso.jax_function(torch.add)(x, y)
     with pytest.raises(ValueError, match="devices"):

@@ -144,7 +144,7 @@ _PLACEMENTS: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKe
 def remember(tensor: DeviceTensor, mesh_placements: MeshPlacements) -> Any:
     """Record the placements of a tensor, which it then reports; returns the tensor."""
     if is_traced(tensor):
-        tensor._layout = mesh_placements
+        tensor._mesh_placements = mesh_placements
     elif not tensor._chain.ops:
         _PLACEMENTS[tensor._storage] = mesh_placements
         marks.note_chunks(tensor, mesh_placements.chunks)
@@ -200,7 +200,7 @@ def mesh_placements_of(tensor: DeviceTensor) -> MeshPlacements | None:
     DTensor gathers it; nothing moves before it is used.
     """
     if is_traced(tensor):
-        return getattr(tensor, "_layout", None)
+        return getattr(tensor, "_mesh_placements", None)
     sharding = view_layouts.sharding_of_view(tensor, gathered=True)
     mesh_placements = None if tensor._chain.ops else _PLACEMENTS.get(tensor._storage)
     if mesh_placements is not None and mesh_placements.is_open:

@@ -1,4 +1,4 @@
-"""Loading: JAX arrays become what a module's parameters, or an optimizer's state, are.
+"""Loading: JAX arrays become a module's parameters, or an optimizer's state.
 
 The reverse of `modules`. Every array is checked before anything is changed.
 """
@@ -23,7 +23,7 @@ from isoshard.torch_bridge.common.dtypes import numpy_dtype
 from isoshard.torch_bridge.modules.modules import tensors as tensors_of
 
 from . import routes, shard_memory
-from .dtensor_modules import held_on, largest_mesh, named_params, reshard
+from .dtensor_modules import largest_mesh, named_params, rank_shard_on, reshard
 from .recognition import fsdp_modules, is_dtensor
 
 
@@ -40,17 +40,17 @@ def load_arrays(
             parameters stay the same objects.
         tree: as `iso.to_jax(target)` gives it: arrays by name, or for an optimizer
             `{kind: {parameter: array}}`; any part of that. Each array has the shape, dtype and
-            layout of the tensor in whose place it comes. State that the optimizer does not have
-            yet is made.
-        copy: None puts the arrays' own memory under the tensors and copies where that cannot be,
-            False puts it there or raises, True copies into the memory that the tensors have. What
-            is shared is the target's from then on: a step of torch writes to it.
+            layout of the tensor that it replaces. State that the optimizer does not have yet is
+            created.
+        copy: None shares the arrays' memory with the tensors and copies where that is impossible,
+            False shares it or raises, True copies into the memory that the tensors have. Shared
+            memory is the target's from then on: a step of torch writes to it.
 
     Raises:
-        ShardingError: some arrays do not fit; all faults are in one error, nothing is changed.
+        ShardingError: some arrays do not fit; all of them are in one error, nothing is changed.
         CopyError: an array cannot be shared under copy=False: FSDP2 pads parameters whose shards
             differ in size in memory of its own, 64-bit integers are stored as 32-bit ones while
-            `jax_enable_x64` is off, and an array that comes twice is one memory.
+            `jax_enable_x64` is off, and an array that is given twice is one buffer.
         TypeError: `target` is neither.
 
     Example:
@@ -77,16 +77,16 @@ def load_arrays(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Change:
-    """A tensor, and the local tensor that comes in its place."""
+    """A tensor, and the local tensor that replaces its own."""
 
-    held: routes.RankShard
+    shard: routes.RankShard
     tensor: torch.Tensor
     new: torch.Tensor
     shares: bool
 
-    def make(self) -> None:
+    def apply(self) -> None:
         """Share or copy."""
-        old = self.held.local
+        old = self.shard.local
         if _start(old) == _start(self.new):
             return
         if self.shares and is_dtensor(self.tensor):
@@ -102,11 +102,11 @@ class _Change:
 
 def _load_module(module: torch.nn.Module, tree: Mapping[str, Any], copy: bool | None) -> None:
     reshard(module)
-    found = dict(tensors_of(module))
-    whole = largest_mesh(found.values(), type(module).__name__)
+    tensors = dict(tensors_of(module))
+    mesh = largest_mesh(tensors.values(), type(module).__name__)
     fsdp = any(True for _ in fsdp_modules(module))
-    pairs = _pairs(tree, found, type(module).__name__)
-    _change([(held_on(name, t, whole), t, a) for name, t, a in pairs], copy, pads=fsdp)
+    pairs = _pairs(tree, tensors, type(module).__name__)
+    _replace([(rank_shard_on(name, t, mesh), t, a) for name, t, a in pairs], copy, pads=fsdp)
     if fsdp:
         module.load_state_dict({}, strict=False)  # its hooks have FSDP2 look at the tensors anew
 
@@ -115,9 +115,9 @@ def _load_optimizer(
     optimizer: torch.optim.Optimizer, tree: Mapping[str, Any], copy: bool | None
 ) -> None:
     params = named_params(optimizer)
-    whole = largest_mesh(params.values(), type(optimizer).__name__)
-    known: list[tuple[routes.RankShard, torch.Tensor, Any]] = []
-    made: list[tuple[torch.Tensor, str, Any]] = []
+    mesh = largest_mesh(params.values(), type(optimizer).__name__)
+    replacements: list[tuple[routes.RankShard, torch.Tensor, Any]] = []
+    new_state: list[tuple[torch.Tensor, str, Any]] = []
     for kind, values in tree.items():
         if not isinstance(values, Mapping):
             raise ShardingError(
@@ -127,43 +127,43 @@ def _load_optimizer(
         for name, param, value in _pairs(values, params, f"{type(optimizer).__name__} {kind}"):
             present = optimizer.state.get(param, {}).get(kind)
             if not isinstance(value, jax.Array | UnevenArray):
-                made.append((param, kind, value))
+                new_state.append((param, kind, value))
                 continue
             if not isinstance(present, torch.Tensor):
                 present = _blank(param, value)
-                made.append((param, kind, present))
-            known.append((held_on(f"{kind}.{name}", present, whole), present, value))
-    _change(known, copy, pads=False)
-    for param, kind, value in made:
+                new_state.append((param, kind, present))
+            replacements.append((rank_shard_on(f"{kind}.{name}", present, mesh), present, value))
+    _replace(replacements, copy, pads=False)
+    for param, kind, value in new_state:
         optimizer.state[param][kind] = value
 
 
-def _change(
-    wanted: list[tuple[routes.RankShard, torch.Tensor, Any]], copy: bool | None, *, pads: bool
+def _replace(
+    replacements: list[tuple[routes.RankShard, torch.Tensor, Any]], copy: bool | None, *, pads: bool
 ) -> None:
     """Check everything, then change everything."""
-    changes, faults = [], []
+    changes, errors = [], []
     taken: set[int] = set()
-    for held, tensor, array in wanted:
+    for shard, tensor, array in replacements:
         try:
-            new = _fitting(held, array)
-            why = _why_copied(held, new, taken, pads)
+            new = _local_tensor_for(shard, array)
+            why = _why_copied(shard, new, taken, pads)
             if copy is False and why:
                 raise CopyError(
-                    f"{held.name}: cannot share memory under copy=False: {why}. Pass copy=None or "
+                    f"{shard.name}: cannot share memory under copy=False: {why}. Pass copy=None or "
                     "copy=True."
                 )
-            changes.append(_Change(held, tensor, new, shares=not (copy or why)))
+            changes.append(_Change(shard, tensor, new, shares=not (copy or why)))
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     for change in changes:
-        change.make()
+        change.apply()
 
 
-def _why_copied(held: routes.RankShard, new: torch.Tensor, taken: set[int], pads: bool) -> str:
-    """Why the new local tensor cannot be put in the place of the old one; empty if it can."""
-    old = held.local
+def _why_copied(shard: routes.RankShard, new: torch.Tensor, taken: set[int], pads: bool) -> str:
+    """Why the new local tensor cannot replace the old one without a copy; empty if it can."""
+    old = shard.local
     if _start(old) == _start(new):
         return ""
     if old.dtype != new.dtype:
@@ -171,7 +171,7 @@ def _why_copied(held: routes.RankShard, new: torch.Tensor, taken: set[int], pads
     if new.numel() and _start(new) in taken:
         return "another tensor is given the same memory"
     taken.add(_start(new))
-    if pads and not held.route().layout.is_even:
+    if pads and not shard.route().layout.is_even:
         return "FSDP2 keeps shards that differ in size padded in memory of its own"
     if not new.is_contiguous():
         return f"the shard is not contiguous (strides {tuple(new.stride())})"
@@ -179,57 +179,56 @@ def _why_copied(held: routes.RankShard, new: torch.Tensor, taken: set[int], pads
 
 
 def _start(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory starts, also if none of it is the tensor's."""
+    """The address of a tensor's first element, also of an empty tensor."""
     return tensor.untyped_storage().data_ptr() + int(tensor.storage_offset()) * tensor.itemsize
 
 
-def _fitting(held: routes.RankShard, array: Any) -> torch.Tensor:
+def _local_tensor_for(shard: routes.RankShard, array: Any) -> torch.Tensor:
     """This process's shard of an array, if that has the shape, dtype and layout of the tensor."""
     if not isinstance(array, jax.Array | UnevenArray):
-        raise ShardingError(f"{held.name} is given {type(array).__name__}, which is no jax.Array")
+        raise ShardingError(f"{shard.name} needs a jax.Array, not {type(array).__name__}")
     inner: Any = array
     sizes = None
     if isinstance(array, UnevenArray):
         inner, sizes = array.array, array.sizes
-    route = held.route()
+    route = shard.route()
     layout = route.layout
-    wanted = device_dtype(numpy_dtype(held.local.dtype), held.name)
-    if tuple(array.shape) != tuple(held.shape) or inner.dtype != wanted:
+    dtype = device_dtype(numpy_dtype(shard.local.dtype), shard.name)
+    if tuple(array.shape) != tuple(shard.shape) or inner.dtype != dtype:
         raise ShardingError(
-            f"{held.name} is {wanted}{list(held.shape)}, and is given "
-            f"{inner.dtype}{list(array.shape)}; an array of the same shape and dtype must come in "
-            "its place"
+            f"{shard.name} is {dtype}{list(shard.shape)}, and the array is "
+            f"{inner.dtype}{list(array.shape)}; pass one of the same shape and dtype"
         )
     expected = None if layout.is_even else layout.sizes
     alone = inner.sharding.device_set == {route.device}
     fits = sizes == expected and not unreduced(inner.sharding)
     if not fits or not (
-        (alone and held.local.shape == held.shape)
+        (alone and shard.local.shape == shard.shape)
         or same_layout(inner.sharding, layout.sharding, inner.ndim)
     ):
         raise ShardingError(
-            f"{held.name} lies by {layout.sharding.spec} on {layout.sharding.mesh}"
-            f"{f', in blocks of {expected}' if expected else ''}; given was {array!r} by "
-            f"{inner.sharding}. Lay it out alike first: iso.reshard(array, iso.sharding_of(..)) of "
-            "the tensor, or fix it with out_shardings= of the jitted step."
+            f"{shard.name} is sharded as {layout.sharding.spec} over {layout.sharding.mesh}"
+            f"{f', in blocks of {expected}' if expected else ''}, and the array {array!r} as "
+            f"{inner.sharding}. Reshard it first: iso.reshard(array, iso.sharding_of(..)) of the "
+            "tensor, or fix it with out_shardings= of the jitted step."
         )
     return shard_memory.local_tensor(inner, None if expected is None else route.local)
 
 
 def _blank(param: torch.Tensor, array: Any) -> torch.Tensor:
-    """A tensor for state that is not there yet: like its parameter, or plain."""
+    """A zero tensor for new state: like its parameter, or plain."""
     if tuple(array.shape) == tuple(param.shape):
         return torch.zeros_like(param, requires_grad=False)
     return torch.zeros(tuple(array.shape), dtype=torch.float32)
 
 
 def _pairs(
-    given: Mapping[str, Any], found: Mapping[str, torch.Tensor], owner: str
+    arrays: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], owner: str
 ) -> list[tuple[str, torch.Tensor, Any]]:
-    unknown = [name for name in given if name not in found]
+    unknown = [name for name in arrays if name not in tensors]
     if unknown:
-        shown = ", ".join(list(found)[:20]) + (", .." if len(found) > 20 else "")
+        shown = ", ".join(list(tensors)[:20]) + (", .." if len(tensors) > 20 else "")
         raise ShardingError(
-            f"{owner} has nothing called {', '.join(unknown)}; its names are {shown}"
+            f"{owner} has no tensors named {', '.join(unknown)}; its names are {shown}"
         )
-    return [(name, found[name], array) for name, array in given.items()]
+    return [(name, tensors[name], array) for name, array in arrays.items()]

@@ -8,23 +8,23 @@ sent, gathered or copied:
     new = jax.jit(step)(weight)                     # one program over all ranks
     dtensor = iso.to_dtensor(new, device_mesh)      # over the buffers of `new`
 
-The first exchange of a new mesh, shape, dtype and placements asks the ranks of the mesh whether
-they all mean the same, so all of them must make it; later ones ask nobody, and take as long for a
-kilobyte as for a gigabyte.
+The first exchange of a new mesh, shape, dtype and placements compares them between the ranks of the
+mesh, so all ranks must make it; later ones communicate nothing, and take as long for a kilobyte as
+for a gigabyte.
 
-Whoever shares sees writes: what torch writes to a local tensor shows in the JAX array, which the
-rest of JAX takes for immutable. Write no more while JAX uses it, or pass copy=True. The memory
+Writes to shared memory show on both sides: a write of torch to a local tensor changes the JAX
+array, which JAX takes for immutable. Do not write while JAX uses it, or pass copy=True. The memory
 lives as long as either side. A donated array (`jax.jit(.., donate_argnums=..)`) is copied by JAX,
 not overwritten, while torch shares it.
 
 A local tensor that is not C-contiguous, or starts off a 64-byte boundary, must be copied (counted
-in `metrics`; refused under copy=False), and so must 64-bit integers while `jax_enable_x64` is off.
+in `metrics`; an error under copy=False), and so must 64-bit integers while `jax_enable_x64` is off.
 Shards that differ in size become an `UnevenArray` over padded memory. A short local tensor is
 copied there, unless it is the start of a storage of just the padded size, as FSDP2 makes them:
 then that storage is shared.
 
-A rank outside the mesh has an empty local tensor in torch and an array without shards in JAX: it
-can hold them and pass them on, and must leave computing with them to the ranks inside.
+A rank outside the mesh has an empty local tensor in torch and an array without shards in JAX. It
+can pass them on; only the ranks of the mesh can compute with them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def to_jax(
         sharding: another layout to move to, by JAX. None keeps the one of `x`.
         copy: None shares this rank's memory where it can, False shares it or raises, True copies.
         reduce: let torch reduce `Partial` placements to `Replicate` first. Without it sums become
-            unreduced axes, and other partial values are refused.
+            unreduced axes, and other partial values are an error.
         name: of the tensor, for messages.
 
     Returns:
@@ -81,9 +81,9 @@ def to_jax(
     Raises:
         CopyError: memory cannot be shared under copy=False, JAX has no such dtype or value, or
             `x` was computed from tensors that require grad.
-        UnrepresentableError: JAX has no words for the placements.
+        UnrepresentableError: no PartitionSpec expresses the placements.
         ShardingError: the local tensor is not of the size that the placements give it.
-        DistributedError: the ranks mean different things.
+        DistributedError: the ranks exchange different tensors.
         TypeError: the local tensors are not plain, or not on the CPU or a GPU.
     """
     if x.grad_fn is not None:
@@ -94,20 +94,20 @@ def to_jax(
         )
     if reduce:
         x = reduced(x)
-    held = routes.RankShard.of(x, name)
-    route = routes.known(held.key)
+    shard = routes.RankShard.of(x, name)
+    route = routes.resolved(shard.key)
     if route is None:
-        routes.settle(routes.TO_JAX, [routes.outbound(held)])
-        route = routes.known(held.key)
+        routes.resolve(routes.TO_JAX, [routes.outbound(shard)])
+        route = routes.resolved(shard.key)
     else:
-        routes.again(routes.TO_JAX, held.words())
-    array = along(route, held.local, copy=copy, name=name)
+        routes.log_exchange(routes.TO_JAX, shard.describer())
+    array = array_of_local(route, shard.local, copy=copy, name=name)
     if sharding is None:
         return array
     if isinstance(array, UnevenArray):
         raise ShardingError(
-            f"{name}: its shards differ in size ({array!r}), so no other sharding fits it as it "
-            "is; take it without one, or call x.redistribute(..) first"
+            f"{name}: its shards differ in size ({array!r}), and resharding needs equal ones; call "
+            "it without a sharding, or call x.redistribute(..) first"
         )
     return reshard_array(array, sharding, copy=copy, name=name)
 
@@ -130,10 +130,10 @@ def to_dtensor(
         immutable. In a rank outside the mesh its local tensor is empty.
 
     Raises:
-        UnrepresentableError: no placements on `device_mesh` say where the shards are.
+        UnrepresentableError: no placements on `device_mesh` express the array's sharding.
         ShardingError: the array is traced, or has no mesh of one device per process. In a
-            container all such faults are in one error.
-        DistributedError: the ranks mean different things.
+            container all such errors are in one.
+        DistributedError: the ranks exchange different arrays.
         TypeError: a leaf is no such array.
 
     Example:
@@ -154,17 +154,17 @@ def to_dtensor(
     try:
         questions = _questions(named, device_mesh)
     except (ShardingError, TypeError) as error:
-        routes.tell(error, device_mesh)
+        routes.report_failure(error, device_mesh)
         raise
-    routes.settle(routes.FROM_JAX, questions)
-    made = [_dtensor(leaf, device_mesh, copy, name) for name, leaf in named]
-    return jax.tree.unflatten(structure, made)
+    routes.resolve(routes.FROM_JAX, questions)
+    dtensors = [_dtensor(leaf, device_mesh, copy, name) for name, leaf in named]
+    return jax.tree.unflatten(structure, dtensors)
 
 
-def along(
+def array_of_local(
     route: routes.Route, local: torch.Tensor, *, copy: bool | None, name: str
 ) -> jax.Array | UnevenArray:
-    """Make the array of a route around this rank's local tensor.
+    """The array of a route, with this rank's local tensor as its shard.
 
     Args:
         route: of the DTensor.
@@ -180,17 +180,17 @@ def along(
     """
     layout = route.layout
     if route.device is None:
-        pieces = []
+        shards = []
     else:
         if tuple(local.shape) != route.block:
             route.check(local, name)
             local, copy = shard_memory.padded(local, route.block, copy, name)
-        pieces = [shard_memory.shard_of(local, route.device, copy, name)]
+        shards = [shard_memory.shard_of(local, route.device, copy, name)]
     array = jax.make_array_from_single_device_arrays(
         layout.padded,
         layout.sharding,
-        pieces,
-        dtype=pieces[0].dtype if pieces else device_dtype(numpy_dtype(local.dtype), name),
+        shards,
+        dtype=shards[0].dtype if shards else device_dtype(numpy_dtype(local.dtype), name),
     )
     return array if layout.is_even else UnevenArray(array, layout.shape, layout.sizes)
 
@@ -205,13 +205,13 @@ def sharding_of(x: DTensor) -> NamedSharding:
         The sharding.
 
     Raises:
-        UnrepresentableError: JAX has no words for the placements.
+        UnrepresentableError: no PartitionSpec expresses the placements.
     """
     return routes.route_of(x.device_mesh, x.placements, x.shape).layout.sharding
 
 
 def local_shards(x: DTensor) -> list[Shard]:
-    """This rank's piece, over the local tensor's memory; none in a rank outside the mesh.
+    """This rank's shard, over the local tensor's memory; none in a rank outside the mesh.
 
     Args:
         x: any DTensor.
@@ -220,16 +220,18 @@ def local_shards(x: DTensor) -> list[Shard]:
         A list of one Shard, whose data is a plain tensor.
 
     Raises:
-        UnrepresentableError: JAX has no words for the placements, or one is `Partial`.
+        UnrepresentableError: no PartitionSpec expresses the placements, or one is `Partial`.
     """
     route = routes.route_of(x.device_mesh, x.placements, x.shape)
     if route.device is None:
         return []
     index = tuple(
-        slice(None) if size == whole else slice(start, start + size)
-        for start, size, whole in zip(route.offset, route.local, route.layout.shape, strict=True)
+        slice(None) if size == full_size else slice(start, start + size)
+        for start, size, full_size in zip(
+            route.offset, route.local, route.layout.shape, strict=True
+        )
     )
-    check_no_sums(route.layout.sharding, "this rank holds a term (x.to_local()), no piece", _REDUCE)
+    check_no_sums(route.layout.sharding, "this rank has a term (x.to_local()), no shard", _REDUCE)
     where = route.layout.sharding.devices_indices_map(route.layout.padded)
     order = list(mesh_of(route.layout.sharding).devices.flat)
     before = order[: order.index(route.device)]
@@ -246,27 +248,29 @@ def _dtensor(
     sizes = None
     if isinstance(array, UnevenArray):
         inner, sizes = array.array, array.sizes
-    found = None
+    layout = None
     if not isinstance(inner, Tracer):
-        found = routes.known((inner.sharding, array.shape, sizes, routes.place(device_mesh)))
-    if found is None:
+        layout = routes.resolved((inner.sharding, array.shape, sizes, routes.mesh_key(device_mesh)))
+    if layout is None:
         try:
             question = routes.inbound(array, device_mesh, name)
         except ShardingError as error:
-            routes.tell(error, device_mesh)
+            routes.report_failure(error, device_mesh)
             raise
-        routes.settle(routes.FROM_JAX, [question])
-        found = routes.known(question.key)
+        routes.resolve(routes.FROM_JAX, [question])
+        layout = routes.resolved(question.key)
     else:
-        routes.again(routes.FROM_JAX, routes.coming_back(inner, array.shape, device_mesh, name))
+        routes.log_exchange(
+            routes.FROM_JAX, routes.return_describer(inner, array.shape, device_mesh, name)
+        )
     with torch.no_grad():
         return DTensor.from_local(
-            shard_memory.local_tensor(inner, found.local, copy=copy),
-            found.mesh if device_mesh is None else device_mesh,
-            found.placements,
+            shard_memory.local_tensor(inner, layout.local, copy=copy),
+            layout.mesh if device_mesh is None else device_mesh,
+            layout.placements,
             run_check=False,
-            shape=found.shape,
-            stride=found.stride,
+            shape=layout.shape,
+            stride=layout.stride,
         )
 
 
@@ -279,21 +283,18 @@ def _questions(
             "to_dtensor takes a jax.Array, an UnevenArray, or a container of those: "
             + "; ".join(wrong)
         )
-    questions, faults = [], []
+    questions, errors = [], []
     for name, leaf in named:
         try:
             questions.append(routes.inbound(leaf, device_mesh, name))
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     return questions
 
 
 def reduced(x: Leaf) -> Any:
     """Let torch reduce the `Partial` placements of a DTensor; counted in `metrics`.
-
-    Args:
-        x: any tensor.
 
     Returns:
         A DTensor with `Replicate` in their place; `x` itself if there are none.
@@ -309,7 +310,9 @@ def reduced(x: Leaf) -> Any:
     metrics.count("reductions")
     with torch.no_grad():
         return x.redistribute(
-            placements=[Replicate() if one.is_partial() else one for one in x.placements]
+            placements=[
+                Replicate() if placement.is_partial() else placement for placement in x.placements
+            ]
         )
 
 

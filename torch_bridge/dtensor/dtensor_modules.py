@@ -11,12 +11,12 @@ For modules under FSDP2 (`fully_shard`), under `parallelize_module`, or both:
 Both ways share each rank's memory. An optimizer's state is called by the names of its parameters
 if it was made with `model.named_parameters()`, and by their positions otherwise.
 
-All arrays of a tree lie on one mesh. A tensor on a slice of a larger mesh that others are on, such
-as `mesh["tp"]`, counts as replicated along the rest of it. A plain tensor beside DTensors (a buffer
-under FSDP2) counts as replicated over the mesh: each rank gives what it has.
+All arrays of a tree are on one mesh. A tensor on a slice of a larger mesh that others are on, such
+as `mesh["tp"]`, is taken to be replicated along its other axes. A plain tensor among DTensors (a
+buffer under FSDP2) is taken to be replicated over the mesh.
 
-Of torch's private names `DTensor._local_tensor` is used here: it is how memory is put under a
-parameter that optimizers and hooks hold on to, and how FSDP2 itself does it.
+Of torch's private names `DTensor._local_tensor` is used here: setting it replaces the memory of a
+parameter that optimizers and hooks refer to, as FSDP2 itself does it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def to_jax(
     """Give a module's parameters and buffers as arrays.
 
     Args:
-        module: sharded over processes. FSDP2 modules are resharded if a forward left them whole.
+        module: sharded over processes. FSDP2 modules are resharded if a forward left them gathered.
         sharding: another layout for every array; None keeps each one's own.
         copy: as for `iso.to_jax`.
         reduce: likewise.
@@ -60,14 +60,14 @@ def to_jax(
         The arrays by name; a tied tensor once.
 
     Raises:
-        ShardingError: the faults of all tensors, see `iso.to_jax`.
-        DistributedError: the ranks mean different things.
+        ShardingError: the errors of all tensors, see `iso.to_jax`.
+        DistributedError: the ranks exchange different tensors.
     """
     reshard(module)
-    found = dict(modules.tensors(module))
+    tensors = dict(modules.tensors(module))
     if reduce:
-        found = {name: dtensor_exchange.reduced(tensor) for name, tensor in found.items()}
-    arrays = _convert(held(found), copy)
+        tensors = {name: dtensor_exchange.reduced(tensor) for name, tensor in tensors.items()}
+    arrays = _convert(rank_shards(tensors), copy)
     if sharding is None:
         return arrays
     return {name: reshard_array(a, sharding, copy=copy, name=name) for name, a in arrays.items()}
@@ -83,10 +83,13 @@ def sharding_of(module: torch.nn.Module) -> dict[str, NamedSharding]:
         The shardings by name.
 
     Raises:
-        ShardingError: JAX has no words for a layout, or the DTensors lie on unrelated meshes.
+        ShardingError: JAX has no such sharding, or the DTensors are on unrelated meshes.
     """
     reshard(module)
-    return {one.name: one.route().layout.sharding for one in held(dict(modules.tensors(module)))}
+    return {
+        shard.name: shard.route().layout.sharding
+        for shard in rank_shards(dict(modules.tensors(module)))
+    }
 
 
 def state_to_jax(
@@ -103,11 +106,11 @@ def state_to_jax(
         Numbers stay numbers; what is None is left out.
 
     Raises:
-        ShardingError: the faults of all tensors, see `iso.to_jax`.
-        DistributedError: the ranks mean different things.
+        ShardingError: the errors of all tensors, see `iso.to_jax`.
+        DistributedError: the ranks exchange different tensors.
     """
     params = named_params(optimizer)
-    whole = largest_mesh(params.values(), type(optimizer).__name__)
+    mesh = largest_mesh(params.values(), type(optimizer).__name__)
     result: dict[str, dict[str, Any]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, param in params.items():
@@ -116,56 +119,52 @@ def state_to_jax(
                 tensors[f"{kind}.{name}"] = value
             if value is not None:
                 result.setdefault(kind, {})[name] = value
-    arrays = _convert([held_on(name, tensor, whole) for name, tensor in tensors.items()], copy)
+    arrays = _convert([rank_shard_on(name, tensor, mesh) for name, tensor in tensors.items()], copy)
     return {
         kind: {name: arrays.get(f"{kind}.{name}", value) for name, value in values.items()}
         for kind, values in result.items()
     }
 
 
-def held(tensors: Mapping[str, torch.Tensor]) -> list[routes.RankShard]:
-    """What this rank holds of each of a module's tensors, all on one mesh.
-
-    Args:
-        tensors: DTensors, and plain tensors beside them, by name.
-
-    Returns:
-        One for each tensor.
+def rank_shards(tensors: Mapping[str, torch.Tensor]) -> list[routes.RankShard]:
+    """This rank's shard of each of a module's tensors, all on one mesh.
 
     Raises:
-        ShardingError: the DTensors lie on meshes of which none contains the others.
+        ShardingError: the DTensors are on meshes of which none contains the others.
     """
-    whole = largest_mesh(tensors.values(), "the module")
-    return [held_on(name, tensor, whole) for name, tensor in tensors.items()]
+    mesh = largest_mesh(tensors.values(), "the module")
+    return [rank_shard_on(name, tensor, mesh) for name, tensor in tensors.items()]
 
 
-def _convert(found: Iterable[routes.RankShard], copy: bool | None) -> dict[str, Any]:
-    found = list(found)
-    routes.settle(routes.TO_JAX, [routes.outbound(one) for one in found])
-    arrays, faults = {}, []
-    for one in found:
-        route = routes.known(one.key)
+def _convert(shards: Iterable[routes.RankShard], copy: bool | None) -> dict[str, Any]:
+    shards = list(shards)
+    routes.resolve(routes.TO_JAX, [routes.outbound(shard) for shard in shards])
+    arrays, errors = {}, []
+    for shard in shards:
+        route = routes.resolved(shard.key)
         try:
-            arrays[one.name] = dtensor_exchange.along(route, one.local, copy=copy, name=one.name)
+            arrays[shard.name] = dtensor_exchange.array_of_local(
+                route, shard.local, copy=copy, name=shard.name
+            )
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     return arrays
 
 
-def held_on(name: str, tensor: torch.Tensor, whole: DeviceMesh) -> routes.RankShard:
-    """What this rank holds of a tensor, said of another mesh.
+def rank_shard_on(name: str, tensor: torch.Tensor, mesh: DeviceMesh) -> routes.RankShard:
+    """This rank's shard of a tensor, with placements on a larger mesh.
 
     Args:
         name: of the tensor.
-        tensor: a DTensor on `whole` or a slice of it, or a plain tensor.
-        whole: the mesh.
+        tensor: a DTensor on `mesh` or a slice of it, or a plain tensor.
+        mesh: the mesh.
 
     Returns:
-        The tensor as one over `whole`.
+        The tensor as one over `mesh`.
 
     Raises:
-        ShardingError: it lies on a mesh that is no slice of `whole`.
+        ShardingError: it is on a mesh that is no slice of `mesh`.
     """
     from torch.distributed.tensor import Replicate
 
@@ -173,29 +172,22 @@ def held_on(name: str, tensor: torch.Tensor, whole: DeviceMesh) -> routes.RankSh
         raise CopyError(f"{name} was computed from tensors that require grad; pass it detached")
     if not is_dtensor(tensor):
         local = shard_memory.plain(tensor.detach(), name)
-        return routes.RankShard(name, local, whole, (Replicate(),) * whole.ndim, tensor.shape)
-    own = routes.RankShard.of(tensor, name)
-    if own.mesh == whole:
-        return own
-    if not _is_slice(own.mesh, whole):
+        return routes.RankShard(name, local, mesh, (Replicate(),) * mesh.ndim, tensor.shape)
+    shard = routes.RankShard.of(tensor, name)
+    if shard.mesh == mesh:
+        return shard
+    if not _is_slice(shard.mesh, mesh):
         raise ShardingError(
-            f"{name} lies on {own.mesh}, and others on {whole}, of which it is no slice: no one "
-            "program can take both. Hand them over one by one: iso.to_jax(tensor)."
+            f"{name} is on {shard.mesh}, which is no slice of {mesh}, the mesh of other tensors: "
+            "no program can take both. Convert them one by one: iso.to_jax(tensor)."
         )
-    by_axis = dict(zip(own.mesh.mesh_dim_names or (), own.placements, strict=True))
-    placements = tuple(by_axis.get(axis, Replicate()) for axis in whole.mesh_dim_names or ())
-    return routes.RankShard(name, own.local, whole, placements, own.shape)
+    by_axis = dict(zip(shard.mesh.mesh_dim_names or (), shard.placements, strict=True))
+    placements = tuple(by_axis.get(axis, Replicate()) for axis in mesh.mesh_dim_names or ())
+    return routes.RankShard(name, shard.local, mesh, placements, shard.shape)
 
 
 def largest_mesh(tensors: Iterable[Any], owner: str) -> DeviceMesh:
-    """The mesh that a module's arrays all lie on.
-
-    Args:
-        tensors: of which some are DTensors.
-        owner: of the tensors, for messages.
-
-    Returns:
-        The mesh of most ranks, and of most axes among those.
+    """The mesh of all of a module's arrays: that of most ranks, and of most axes among those.
 
     Raises:
         ShardingError: there is no DTensor.
@@ -203,48 +195,43 @@ def largest_mesh(tensors: Iterable[Any], owner: str) -> DeviceMesh:
     meshes = [tensor.device_mesh for tensor in tensors if is_dtensor(tensor)]
     if not meshes:
         raise ShardingError(
-            f"{owner} has no DTensor, so there is no mesh of processes to lie on; shard it first "
-            "(fully_shard, parallelize_module, distribute_module)"
+            f"{owner} has no DTensor, so it has no mesh of processes; shard it first (fully_shard, "
+            "parallelize_module, distribute_module)"
         )
     return max(meshes, key=lambda mesh: (mesh.size(), mesh.ndim))
 
 
-def _is_slice(mesh: DeviceMesh, whole: DeviceMesh) -> bool:
-    """Whether `mesh` is `whole[names]` as this rank sees it."""
-    names, axes = mesh.mesh_dim_names, whole.mesh_dim_names
-    coordinate = whole.get_coordinate()
+def _is_slice(mesh: DeviceMesh, parent: DeviceMesh) -> bool:
+    """Whether `mesh` is `parent[names]` as this rank sees it."""
+    names, axes = mesh.mesh_dim_names, parent.mesh_dim_names
+    coordinate = parent.get_coordinate()
     if not names or not axes or not set(names) <= set(axes) or coordinate is None:
         return False
     index = tuple(
-        slice(None) if axis in names else at for axis, at in zip(axes, coordinate, strict=True)
+        slice(None) if axis in names else position
+        for axis, position in zip(axes, coordinate, strict=True)
     )
-    kept = [axis for axis in axes if axis in names]
-    ranks = whole.mesh[index].permute([kept.index(name) for name in names])
+    remaining = [axis for axis in axes if axis in names]
+    ranks = parent.mesh[index].permute([remaining.index(name) for name in names])
     return torch.equal(ranks, mesh.mesh)
 
 
 def named_params(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """An optimizer's parameters by name, or by position where it knows no names.
-
-    Args:
-        optimizer: any.
-
-    Returns:
-        The parameters of all its groups.
+    """An optimizer's parameters by name, or by position if it has no names.
 
     Example:
         >>> layer = torch.nn.Linear(2, 2)
         >>> list(named_params(torch.optim.SGD(layer.named_parameters(), lr=1.0)))
         ['weight', 'bias']
     """
-    found: dict[str, torch.Tensor] = {}
+    params: dict[str, torch.Tensor] = {}
     for group in optimizer.param_groups:
-        names = group.get("param_names") or map(str, range(len(found), sys.maxsize))
-        found.update(zip(names, group["params"], strict=False))
-    return found
+        names = group.get("param_names") or map(str, range(len(params), sys.maxsize))
+        params.update(zip(names, group["params"], strict=False))
+    return params
 
 
 def reshard(module: torch.nn.Module) -> None:
-    """Free the whole parameters that FSDP2 may have kept after a forward."""
+    """Free the gathered parameters that FSDP2 may have kept after a forward."""
     for child in fsdp_modules(module):
         child.reshard()

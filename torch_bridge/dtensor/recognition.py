@@ -1,6 +1,6 @@
-"""What lies on a mesh of processes: DTensors, and modules that torch has sharded.
+"""Recognition of values on a mesh of processes: DTensors, and modules that torch has sharded.
 
-Nothing here imports torch's class: where nobody has, there are none.
+Nothing here imports torch's class: if it is not imported, there are none.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ def is_dtensor(x: Leaf) -> TypeGuard[DTensor]:
 def has_dtensors(module: torch.nn.Module) -> bool:
     """Whether a module is sharded over processes, by FSDP2 or with DTensors of its own.
 
-    Args:
-        module: any.
-
     Returns:
         Whether one of its tensors is a DTensor, or would be after a step.
 
@@ -55,26 +52,25 @@ def fsdp_modules(module: torch.nn.Module) -> Iterator[Any]:
     return (child for child in module.modules() if isinstance(child, kind))
 
 
-def refuse_shard(x: Leaf) -> None:
-    """Raise ShardingError for what lies on a mesh of processes already, TypeError for an optimizer.
+def check_shardable(x: Leaf) -> None:
+    """Raise ShardingError for a value on a mesh of processes, TypeError for an optimizer.
 
     Args:
         x: a tensor, module or optimizer.
     """
     if is_dtensor(x):
         raise ShardingError(
-            "a DTensor lies on a mesh of processes already; change its layout there with "
-            "iso.reshard(x, spec), or hand its shards to JAX with iso.to_jax(x)"
+            "a DTensor is sharded over a mesh of processes already; change its sharding with "
+            "iso.reshard(x, spec), or pass its shards to JAX with iso.to_jax(x)"
         )
     if isinstance(x, torch.nn.Module) and has_dtensors(x):
         raise ShardingError(
-            f"{type(x).__name__} is sharded over processes already, by torch; hand its tensors to "
-            "JAX with iso.to_jax(module), or shard a module that is not"
+            f"{type(x).__name__} is sharded over processes already, by torch; pass its tensors to "
+            "JAX with iso.to_jax(module), or shard a module that is not sharded"
         )
     if isinstance(x, torch.optim.Optimizer):
         raise TypeError(
-            f"{type(x).__name__} is no array; shard the module before the optimizer is made, and "
-            "its state follows; a Plan with memory= says where it rests, one with rules for slots "
-            "('*.exp_avg*') how it is sharded. "
-            "iso.to_jax(optimizer) gives the state it has."
+            f"{type(x).__name__} is no array; shard the module before the optimizer is created, "
+            "and its state follows; a Plan with memory= offloads it, one with rules for slots "
+            "('*.exp_avg*') shards it. iso.to_jax(optimizer) returns its present state."
         )

@@ -1,4 +1,4 @@
-"""Core's verbs that move data, for DTensors: torch does it, by its own collectives."""
+"""Core's verbs that move data, for DTensors, by torch's own collectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reshard(x: DTensor, mesh: Mesh | None, spec: SpecLike) -> DTensor:
 
     Raises:
         ShardingError: the spec does not fit.
-        UnrepresentableError: no placements on the DTensor's mesh say it.
+        UnrepresentableError: no placements on the DTensor's mesh express it.
     """
     mesh = translation.jax_mesh(x.device_mesh) if mesh is None else mesh
     sharding = named_sharding(spec, mesh, x.ndim, name="DTensor")
@@ -43,7 +43,7 @@ def full(x: DTensor) -> DTensor:
         x: any DTensor.
 
     Returns:
-        A DTensor replicated over the mesh; `x` itself if it is that.
+        A DTensor replicated over the mesh; `x` itself if it is replicated.
     """
     from torch.distributed.tensor import Replicate
 

@@ -1,8 +1,8 @@
-"""Routes: how DTensors of one mesh, shape, dtype and placements lie in JAX, agreed on once.
+"""Routes: the shardings in JAX of DTensors by mesh, shape, dtype and placements, agreed on once.
 
-A route is worked out once and kept. Before it is kept, the ranks of the mesh tell one another what
-they are about to exchange, so that a rank which means another shape or layout is an error in all
-of them and not a program that waits for ever.
+A route is computed once and cached. Before that, the ranks of the mesh compare what they are about
+to exchange, so that another shape or layout in one rank is an error in all of them, and not a
+program that hangs.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """Where the shards of DTensors with one mesh, shape and placements lie in JAX.
+    """The sharding in JAX of DTensors with one mesh, shape and placements.
 
     Attributes:
         layout: of the array.
         block: shape of the shard on each device.
         local: shape of this rank's local tensor.
-        offset: where in the whole tensor it starts.
+        offset: of the local tensor in the global one.
         device: this process's device; None in a rank outside the mesh.
     """
 
@@ -57,21 +57,21 @@ class Route:
             raise ShardingError(
                 f"{name}: the local tensor of rank {jax.process_index()} has shape "
                 f"{tuple(local.shape)}, where a tensor of shape {self.layout.shape} with these "
-                f"placements has {self.local} there. Cut it as torch.chunk does, and give "
-                "DTensor.from_local the shape= and stride= of the whole."
+                f"placements has {self.local} there. Split it as torch.chunk does, and pass "
+                "DTensor.from_local the shape= and stride= of the global tensor."
             )
 
 
 @dataclasses.dataclass(frozen=True)
-class Return:
-    """What a DTensor over an array's shards is called in torch.
+class DTensorLayout:
+    """Mesh and placements in torch of a DTensor over an array's shards.
 
     Attributes:
         mesh: the DeviceMesh.
         placements: one per mesh axis.
-        shape: of the whole tensor.
-        stride: of the whole tensor.
-        local: shape of the valid part of this rank's shard; None: all of it.
+        shape: of the global tensor.
+        stride: of the global tensor.
+        local: shape of this rank's shard without padding; None: it has none.
     """
 
     mesh: Any
@@ -83,99 +83,99 @@ class Return:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """Something to work out and to agree on.
+    """A layout to compute and to agree on.
 
     Attributes:
-        key: under which the answer is kept.
-        said: what this rank means, in words.
-        ranks: who has to mean the same.
-        find: works it out, or raises.
+        key: of the layout in the cache.
+        description: of the exchange, compared between the ranks.
+        ranks: that make the same exchange.
+        find: computes the layout, or raises.
     """
 
     key: Any
-    said: str
+    description: str
     ranks: tuple[int, ...]
     find: Callable[[], Any]
 
 
-_kept: dict[Any, Any] = {}
+_resolved: dict[Any, Any] = {}
 _keys: dict[tuple[int, ...], Bounded[Any, bool]] = {}
-_KEPT = 8192
+_MAX_RESOLVED = 8192
 TO_JAX, FROM_JAX = "an exchange from torch to JAX", "an exchange from JAX to torch"
 
 
-def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
-    """Keep an answer. The ranks that agreed on it have the same ones, and forget the same."""
-    new = Bounded[Any, bool](_KEPT, "dtensor: what processes agreed on", agreed=True)
+def _store(key: Any, ranks: tuple[int, ...], layout: Any) -> None:
+    """Cache a layout. The ranks that agreed on it cache, and evict, the same ones."""
+    new = Bounded[Any, bool](_MAX_RESOLVED, "dtensor: what processes agreed on", agreed=True)
     keys = _keys.setdefault(ranks, new)
-    if len(keys) == _KEPT:
-        _kept.pop(next(iter(keys)), None)
+    if len(keys) == _MAX_RESOLVED:
+        _resolved.pop(next(iter(keys)), None)
     keys[key] = True
-    _kept[key] = answer
+    _resolved[key] = layout
 
 
-def known(key: Opaque) -> Any:
-    """The answer to a question that was settled, or None."""
-    return _kept.get(key)
+def resolved(key: Opaque) -> Any:
+    """The layout that ranks have agreed on, or None."""
+    return _resolved.get(key)
 
 
-def again(subject: str, said: Callable[[], str]) -> None:
-    """Say that an exchange is made whose answer is known.
+def log_exchange(subject: str, description: Callable[[], str]) -> None:
+    """Log an exchange whose layout is cached.
 
     Args:
         subject: `TO_JAX` or `FROM_JAX`.
-        said: what it is of, in words; kept, so it must not keep memory.
+        description: gives a text; the log keeps it, so it must not refer to tensors.
 
     Raises:
-        DistributedError: others have waited for this rank at an earlier exchange.
+        DistributedError: other ranks have waited for this one at an earlier exchange.
     """
-    log_call(subject, said)
+    log_call(subject, description)
 
 
-def settle(subject: str, questions: Sequence[Question]) -> None:
-    """Work out what is not known yet, agree on it, then raise what is wrong or keep it.
+def resolve(subject: str, questions: Sequence[Question]) -> None:
+    """Compute the layouts that are not cached, agree on them, then raise errors or cache them.
 
     Args:
         subject: `TO_JAX` or `FROM_JAX`.
         questions: in the same order in every rank.
 
     Raises:
-        ShardingError: the faults of all of them.
-        DistributedError: the ranks mean different things.
+        ShardingError: the errors of all of them.
+        DistributedError: the ranks exchange different tensors.
     """
-    found: dict[Any, Any] = {}
-    faults: list[Exception] = []
+    layouts: dict[Any, Any] = {}
+    errors: list[Exception] = []
     groups: dict[tuple[int, ...], list[str]] = {}
     for question in questions:
-        if question.key in _kept or question.key in found:
+        if question.key in _resolved or question.key in layouts:
             continue
-        said = question.said
+        description = question.description
         try:
-            found[question.key] = question.find()
-        except Exception as error:  # raised when the others know of it
-            faults.append(error)
-            said += f", but {error}"
-        groups.setdefault(question.ranks, []).append(said)
+            layouts[question.key] = question.find()
+        except Exception as exception:  # raised below, after the other ranks have it
+            errors.append(exception)
+            description += f", but {exception}"
+        groups.setdefault(question.ranks, []).append(description)
     shared = [ranks for ranks in groups if len(ranks) > 1 and jax.process_index() in ranks]
     for ranks in shared:
         assert_equal(subject, groups[ranks], ranks=ranks)
     if not shared:
-        again(subject, partial("; ".join, [question.said for question in questions]))
-    for fault in faults:
-        if not isinstance(fault, ShardingError):
-            raise fault
-    raise_collected([fault for fault in faults if isinstance(fault, ShardingError)])
+        log_exchange(subject, partial("; ".join, [question.description for question in questions]))
+    for error in errors:
+        if not isinstance(error, ShardingError):
+            raise error
+    raise_collected([error for error in errors if isinstance(error, ShardingError)])
     for question in questions:
-        if question.key in found:
-            _keep(question.key, question.ranks, found.pop(question.key))
+        if question.key in layouts:
+            _store(question.key, question.ranks, layouts.pop(question.key))
 
 
-def tell(error: Exception, device_mesh: DeviceMesh | None) -> None:
-    """Tell the ranks of a mesh, or all, that this one has nothing to give to torch: it has failed.
+def report_failure(error: Exception, device_mesh: DeviceMesh | None) -> None:
+    """Report to the ranks of a mesh, or to all, that this one has failed to convert to torch.
 
     Args:
         error: which the caller raises.
-        device_mesh: whose ranks are told.
+        device_mesh: of the ranks; None for all.
     """
     if jax.process_count() > 1:
         ranks = None if device_mesh is None else device_mesh.mesh.flatten().tolist()
@@ -183,24 +183,21 @@ def tell(error: Exception, device_mesh: DeviceMesh | None) -> None:
 
 
 def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Route:
-    """Work out how a DTensor lies in JAX; asks nobody.
+    """Compute the sharding of a DTensor in JAX; communicates nothing.
 
     Args:
         mesh: of the DTensor.
         placements: one per mesh axis.
-        shape: of the whole tensor.
-
-    Returns:
-        The route.
+        shape: of the global tensor.
 
     Raises:
-        UnrepresentableError: JAX has no words for the placements.
+        UnrepresentableError: no PartitionSpec expresses the placements.
     """
     layout = translation.layout_of(placements, mesh, shape)
     if mesh.device_type == "xla":
         raise UnrepresentableError(
-            f"{mesh} has no ranks that hold local tensors, as torch gives meshes of type 'xla' "
-            "none: take one of type 'cpu' or 'cuda', torch.distributed.init_device_mesh('cpu', ..)"
+            f"{mesh} has no ranks with local tensors, as torch gives meshes of type 'xla' none: "
+            "use one of type 'cpu' or 'cuda', torch.distributed.init_device_mesh('cpu', ..)"
         )
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -214,14 +211,14 @@ def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RankShard:
-    """What this rank holds of a tensor that all ranks of a mesh hold together.
+    """This rank's shard of a tensor over a mesh of ranks.
 
     Attributes:
         name: of the tensor, for messages.
-        local: this rank's part.
+        local: the shard.
         mesh: the ranks.
         placements: one per mesh axis.
-        shape: of the whole tensor.
+        shape: of the global tensor.
     """
 
     name: str
@@ -232,51 +229,41 @@ class RankShard:
 
     @classmethod
     def of(cls, x: DTensor, name: str) -> RankShard:
-        """What a DTensor says of itself."""
+        """The shard of a DTensor."""
         return cls(name, local_of(x, name), x.device_mesh, x.placements, x.shape)
 
     @property
     def key(self) -> Any:
-        """Under which its route is kept."""
+        """The key of its route in the cache."""
         return self.mesh, self.placements, self.shape, self.local.dtype
 
-    def words(self) -> Callable[[], str]:
-        """What says which exchange that is; does not keep the tensor."""
+    def describer(self) -> Callable[[], str]:
+        """A function that describes the exchange, without a reference to the tensor."""
         name, shape, dtype = self.name, tuple(self.shape), self.local.dtype
         placements, mesh = self.placements, self.mesh
-        return lambda: f"{name}: {shape} of {dtype} by {placements} on {_said(mesh)}"
+        return lambda: f"{name}: {shape} of {dtype} by {placements} on {_describe_mesh(mesh)}"
 
     def route(self) -> Route:
-        """How it lies in JAX; a ShardingError if that cannot be, or the local part is wrong."""
+        """Its sharding in JAX; raises ShardingError if there is none, or the shape is wrong."""
         route = route_of(self.mesh, self.placements, self.shape)
         if route.device is not None:
             route.check(self.local, self.name)
         return route
 
 
-def outbound(held: RankShard) -> Question:
-    """How does this tensor lie in JAX? The answer is a `Route`.
-
-    Args:
-        held: this rank's part.
-
-    Returns:
-        The question.
-    """
-    ranks = tuple(held.mesh.mesh.flatten().tolist())
-    return Question(held.key, held.words()(), ranks, held.route)
+def outbound(shard: RankShard) -> Question:
+    """The question for the `Route` of a tensor."""
+    ranks = tuple(shard.mesh.mesh.flatten().tolist())
+    return Question(shard.key, shard.describer()(), ranks, shard.route)
 
 
 def inbound(array: jax.Array | UnevenArray, device_mesh: DeviceMesh | None, name: str) -> Question:
-    """What is a DTensor over this array's shards called? The answer is a `Return`.
+    """The question for the `DTensorLayout` of an array.
 
     Args:
         array: with one device per process.
         device_mesh: of the DTensor, or None for that of the array.
         name: of the array, for messages.
-
-    Returns:
-        The question.
 
     Raises:
         ShardingError: the array has no mesh of one device per process.
@@ -288,7 +275,7 @@ def inbound(array: jax.Array | UnevenArray, device_mesh: DeviceMesh | None, name
     shape = tuple(array.shape)
     sharding = _sharding(inner, name)
 
-    def find() -> Return:
+    def find() -> DTensorLayout:
         if device_mesh is None:
             mesh = translation.rank_mesh_of(mesh_of(sharding))
             placements = translation.placements_of(sharding)
@@ -299,42 +286,37 @@ def inbound(array: jax.Array | UnevenArray, device_mesh: DeviceMesh | None, name
         chunked = None if back.layout.is_even else back.layout.sizes
         if chunked != sizes:
             raise UnrepresentableError(
-                f"{name}: its blocks hold {sizes or 'equal parts'}, and DTensor with {placements} "
-                f"has {chunked or 'equal parts'}, as torch.chunk cuts. Give it blocks that DTensor "
-                "has, or lay it out anew: iso.reshard(x, spec)."
+                f"{name}: its blocks have {sizes or 'equal sizes'}, and those of a DTensor with "
+                f"{placements} {chunked or 'equal sizes'}, as torch.chunk splits. Use those, or "
+                "reshard it: iso.reshard(x, spec)."
             )
         local = None if sizes is None or back.device is None else back.local
-        return Return(mesh, tuple(placements), torch.Size(shape), strides_of(shape), local)
+        return DTensorLayout(mesh, tuple(placements), torch.Size(shape), strides_of(shape), local)
 
-    said = coming_back(inner, shape, device_mesh, name)()
+    description = return_describer(inner, shape, device_mesh, name)()
     ranks = tuple(sorted({device.process_index for device in sharding.device_set}))
-    return Question((sharding, shape, sizes, place(device_mesh)), said, ranks, find)
+    return Question((sharding, shape, sizes, mesh_key(device_mesh)), description, ranks, find)
 
 
-def coming_back(
+def return_describer(
     array: jax.Array, shape: Sequence[int], device_mesh: DeviceMesh | None, name: str
 ) -> Callable[[], str]:
-    """What says which exchange that is; does not keep the array.
+    """A function that describes the exchange, without a reference to the array.
 
     Args:
         array: with one device per process.
-        shape: of the whole.
+        shape: without padding.
         device_mesh: as for `inbound`.
         name: likewise.
     """
     dtype, sharding = array.dtype, array.sharding
-    return lambda: f"{name}: {tuple(shape)} of {dtype} by {sharding} to {_said(device_mesh)}"
+    return lambda: (
+        f"{name}: {tuple(shape)} of {dtype} by {sharding} to {_describe_mesh(device_mesh)}"
+    )
 
 
-def place(device_mesh: DeviceMesh | None) -> Any:
-    """What stands for a DeviceMesh in a key; for None torch's process group, whose mesh is taken.
-
-    Args:
-        device_mesh: that the caller gave.
-
-    Returns:
-        Something hashable.
-    """
+def mesh_key(device_mesh: DeviceMesh | None) -> Any:
+    """A DeviceMesh as a part of keys; for None torch's process group, which gives the mesh."""
     return torch.distributed.group.WORLD if device_mesh is None else device_mesh
 
 
@@ -346,7 +328,7 @@ def _sharding(array: Any, name: str) -> NamedSharding:
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding):
         raise ShardingError(
-            f"{name}: an array by {sharding} lies on no mesh of processes; lay it out first: "
+            f"{name}: an array with {sharding} is on no mesh of processes; shard it first: "
             "iso.shard(x, mesh, spec)"
         )
     if len(sharding.addressable_devices) > 1:
@@ -358,7 +340,7 @@ def _sharding(array: Any, name: str) -> NamedSharding:
     return sharding
 
 
-def _said(mesh: DeviceMesh | None) -> str:
+def _describe_mesh(mesh: DeviceMesh | None) -> str:
     if mesh is None:
         return "its own mesh"
     names = f" named {mesh.mesh_dim_names}" if mesh.mesh_dim_names else ""

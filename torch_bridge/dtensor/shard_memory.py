@@ -1,7 +1,7 @@
 """Memory: a rank's local tensor as the shard of its device, and the reverse.
 
-Everything here is about one process. What can be shared is shared through DLPack; the rest goes
-by core's rules for host memory, which count copies or refuse them.
+Everything here is about one process. Memory is shared through DLPack if possible; otherwise core's
+rules for host memory apply, which count copies or raise.
 """
 
 from __future__ import annotations
@@ -29,34 +29,24 @@ _WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)  # depend o
 
 
 def local_of(x: DTensor, name: str = "DTensor") -> torch.Tensor:
-    """A DTensor's local tensor, finished and without grad.
-
-    Args:
-        x: any DTensor.
-        name: of it, for messages.
-
-    Returns:
-        A plain tensor over the same memory.
+    """A DTensor's local tensor as a plain one over the same memory, finished and without grad.
 
     Raises:
-        TypeError: the local tensor wraps something else, or has no memory that JAX knows.
+        TypeError: the local tensor wraps something else, or is on no device of JAX.
     """
     with torch.no_grad():
         return plain(x.to_local(), name)
 
 
 def plain(local: DeviceTensor, name: str) -> torch.Tensor:
-    """A local tensor, finished and without grad.
+    """A local tensor as a plain one over the same memory, finished and without grad.
 
     Args:
         local: what `DTensor.to_local` gave.
         name: of the tensor, for messages.
 
-    Returns:
-        A plain tensor over the same memory.
-
     Raises:
-        TypeError: it wraps something else, or has no memory that JAX knows.
+        TypeError: it wraps something else, or is on no device of JAX.
     """
     if type(local) is not torch.Tensor:
         if isinstance(local, UNFINISHED.found(())):
@@ -84,9 +74,6 @@ def shard_of(local: torch.Tensor, device: DeviceLike, copy: bool | None, name: s
         copy: None shares memory or copies, False shares or raises, True copies.
         name: of the tensor, for messages.
 
-    Returns:
-        The array.
-
     Raises:
         CopyError: memory cannot be shared under copy=False, or JAX has no such dtype or value.
     """
@@ -107,7 +94,7 @@ def shard_of(local: torch.Tensor, device: DeviceLike, copy: bool | None, name: s
 def padded(
     local: torch.Tensor, block: tuple[int, ...], copy: bool | None, name: str
 ) -> tuple[torch.Tensor, bool | None]:
-    """A short local tensor with the rest of its block.
+    """A short local tensor padded to its block.
 
     The storage itself, if the tensor is its start and the block all of it; otherwise a copy.
 
@@ -132,10 +119,10 @@ def padded(
     starts = local.is_contiguous() and local.storage_offset() == 0
     if starts and local.shape[1:] == block[1:] and local.untyped_storage().nbytes() == size:
         return local.as_strided(block, strides_of(block)), copy
-    whole = aligned_zeros(block, local)
-    whole[tuple(map(slice, local.shape))] = local
+    storage = aligned_zeros(block, local)
+    storage[tuple(map(slice, local.shape))] = local
     why = f"the local tensor of shape {tuple(local.shape)} must be padded to {block}"
-    return _counted(whole, copy, name, why), None
+    return _counted(storage, copy, name, why), None
 
 
 def local_tensor(
@@ -145,7 +132,7 @@ def local_tensor(
 
     Args:
         array: with at most one device in this process.
-        shape: of the valid part, if the shard is padded.
+        shape: without padding, if the shard is padded.
         copy: True copies; None and False share the buffer.
 
     Returns:
@@ -162,14 +149,11 @@ def local_tensor(
 
 
 def aligned_zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Zeros that start where XLA can share them.
+    """Zeros aligned so that XLA can share them.
 
     Args:
         shape: of the tensor.
         like: gives dtype and device.
-
-    Returns:
-        A contiguous tensor on a 64-byte boundary.
 
     Example:
         >>> aligned_zeros((3, 5), torch.ones(1)).data_ptr() % 64
@@ -183,12 +167,6 @@ def aligned_zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of a C-contiguous tensor, in elements.
-
-    Args:
-        shape: of the tensor.
-
-    Returns:
-        One stride per axis.
 
     Example:
         >>> strides_of((2, 3, 4))
@@ -205,14 +183,14 @@ def _from_gpu(local: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
     if dtype != wide:
         narrow = torch.int32 if local.dtype is torch.int64 else torch.uint32
         limits = torch.iinfo(narrow)
-        made = _counted(local.to(narrow), copy, name, f"{wide} is stored as {dtype}")
-        if not bool((made.to(local.dtype) == local).all()):
+        narrowed = _counted(local.to(narrow), copy, name, f"{wide} is stored as {dtype}")
+        if not bool((narrowed.to(local.dtype) == local).all()):
             raise CopyError(
                 f"{name}: {wide} is stored as {dtype} while jax_enable_x64 is off, and some values "
                 f"do not fit {limits.min}..{limits.max}. Call "
                 "jax.config.update('jax_enable_x64', True) first."
             )
-        local = made
+        local = narrowed
     elif not local.is_contiguous():
         why = f"its local tensor is not contiguous (strides {tuple(local.stride())})"
         local = _counted(local.contiguous(), copy, name, why)
@@ -221,11 +199,11 @@ def _from_gpu(local: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
     return jax.dlpack.from_dlpack(local)
 
 
-def _counted(made: torch.Tensor, copy: bool | None, name: str, why: str) -> torch.Tensor:
+def _counted(copied: torch.Tensor, copy: bool | None, name: str, why: str) -> torch.Tensor:
     if copy is False:
         raise CopyError(
             f"{name}: cannot share memory under copy=False: {why}. Pass copy=None or copy=True."
         )
     metrics.count("copies")
-    metrics.count("copied_bytes", made.numel() * made.itemsize)
-    return made
+    metrics.count("copied_bytes", copied.numel() * copied.itemsize)
+    return copied

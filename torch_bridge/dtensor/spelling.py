@@ -24,18 +24,18 @@ from ..placements.translation import spec_of
 
 
 def is_placements(spec: SpecLike) -> bool:
-    """Whether an object is a sequence of torch's placements; imports nothing of torch's for it."""
+    """Whether an object is a sequence of torch's placements; does not import their module."""
     kinds = sys.modules.get("torch.distributed.tensor.placement_types")
     return (
         kinds is not None
         and isinstance(spec, Sequence)
         and len(spec) > 0
-        and all(isinstance(one, kinds.Placement) for one in spec)
+        and all(isinstance(placement, kinds.Placement) for placement in spec)
     )
 
 
 def tiles_of(spec: Sequence[Any], mesh: Mesh, ndim: int) -> Tiles:
-    """The tiles that placements make, one placement per mesh axis.
+    """The tiles of placements, one placement per mesh axis.
 
     Raises:
         SpecError: they do not fit the mesh or the tensor.
@@ -60,5 +60,5 @@ def tiles_of(spec: Sequence[Any], mesh: Mesh, ndim: int) -> Tiles:
 
 
 def register() -> None:
-    """Let every spec of core's be written so."""
+    """Register placements as a spelling of specs in core."""
     register_spelling(is_placements, tiles_of)

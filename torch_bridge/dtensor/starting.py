@@ -1,4 +1,4 @@
-"""torch's process group beside JAX's distributed runtime: the same ranks in both.
+"""torch's process group alongside JAX's distributed runtime, with the same ranks.
 
 Core calls this through its registry of frameworks, when `iso.distributed.init_distributed` runs.
 """
@@ -40,14 +40,14 @@ def join(
     Args:
         rank: number of this process.
         size: number of processes.
-        timeout: seconds within which all of them must have come.
-        post: gives rank 0's word to all ranks (the others call it with None); None: all meet
-            where torchrun's environment says, or, with a size of 1, in this process.
+        timeout: seconds within which all of them must have joined.
+        post: sends rank 0's text to all ranks (the others call it with None); None: the store is
+            that of torchrun's environment, or, with a size of 1, of this process.
         host: rank 0's machine, as the others reach it; for `post`.
         device: number of this process's GPU, made torch's current one; None: torch's choice.
 
     Raises:
-        DistributedError: not all came in time, or this torch has no distributed package.
+        DistributedError: not all joined in time, or this torch has no distributed package.
     """
     if not dist.is_available():
         raise DistributedError("this build of torch has no torch.distributed; install a usual one")
@@ -69,11 +69,11 @@ def join(
         ) from error
 
 
-def tell_all(word: str | None) -> str:
+def broadcast_word(word: str | None) -> str:
     """Send rank 0's word to all ranks; a collective of the default group."""
-    words = [word]
-    dist.broadcast_object_list(words, src=0)
-    return str(words[0])
+    objects = [word]
+    dist.broadcast_object_list(objects, src=0)
+    return str(objects[0])
 
 
 def leave() -> None:
@@ -92,18 +92,14 @@ def _store(
     if post is None:
         if size == 1:
             return _c10d.HashStore()
-        found = next(_by_environment(rank, size, span))[0]
-        return fresh_store(found, rank, size, span.total_seconds())
+        joined_store = next(_c10d.rendezvous("env://", rank, size, timeout=span))[0]
+        return fresh_store(joined_store, rank, size, span.total_seconds())
     if rank == 0:
         store = _c10d.TCPStore(host, 0, size, is_master=True, timeout=span, wait_for_workers=False)
         post(str(store.port))
         return store
     port = int(post(None))
     return _c10d.TCPStore(host, port, size, is_master=False, timeout=span, wait_for_workers=False)
-
-
-def _by_environment(rank: int, size: int, span: datetime.timedelta) -> Any:
-    return _c10d.rendezvous("env://", rank, size, timeout=span)
 
 
 def _first_line(error: BaseException) -> str:

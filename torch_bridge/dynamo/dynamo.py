@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="isoshard")`: what dynamo traces becomes one entry of the tape.
+"""`torch.compile(model, backend="isoshard")`: a graph that dynamo traces is one entry of the tape.
 
 Dynamo turns the model's Python into a graph, AOTAutograd splits it into a forward and a backward
 graph of aten operations, and each of them is recorded as a single operation: a model of a thousand
@@ -11,14 +11,14 @@ loss = model(x).square().mean()         # one entry
 loss.backward()                         # one more
 ```
 
-A graph break runs the code in between as ever, operation by operation. Sizes that dynamo leaves
-open (`dynamic=True`, or the second shape it meets) are filled in at each call: XLA programs have
+At a graph break the code in between runs without compilation, operation by operation. Symbolic
+sizes of dynamo (`dynamic=True`, or a second shape) get their values at each call: XLA programs have
 static shapes, so each combination is a program of its own. Random operations draw from the `jax`
-device's stream, but one key a graph: the numbers differ from those of the uncompiled model. What
-the graph computes of Python's floats alone is computed on the CPU, in 64 bits (`prelude`).
+device's stream, but one key a graph: the numbers differ from those of the uncompiled model.
+Arithmetic of Python's floats runs on the CPU, in 64 bits (`prelude`).
 
-torch finds the backend by an entry point, so `isoshard.torch_bridge` need not be imported first.
-What dynamo has to learn of tensors on the device is in `dynamo_tensors`.
+torch loads the backend by an entry point, so `isoshard.torch_bridge` need not be imported first.
+`dynamo_tensors` teaches dynamo to trace tensors on the device.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from isoshard.torch_bridge.handlers.handler_registry import any_handled
 
 from ..common import naming
 from . import dynamo_tensors
-from .prelude import Prelude, is_number
+from .prelude import Prelude, is_cpu_scalar
 
 
 def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-    """Compile what dynamo traced; torch calls this.
+    """Compile a graph that dynamo traced; torch calls this.
 
     Args:
         graph: torch operations.
-        example_inputs: fake tensors on the `jax` device, and open sizes.
-        **options: none are known.
+        example_inputs: fake tensors on the `jax` device, and symbolic sizes.
+        **options: there are none.
 
     Returns:
         A function with the same inputs and results.
@@ -71,7 +71,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     functions = {function for node in graph.graph.nodes if (function := _called(node)) is not None}
 
     def run(*args: Any) -> Any:
-        # What a handler does is not in the compiled graph: then each function is called as ever.
+        # Function handlers are not in the compiled graph: with one, call each function uncompiled.
         return graph(*args) if any_handled(functions) else compiled(*args)
 
     return run
@@ -96,7 +96,7 @@ class Graph:
         """Called by AOTAutograd as a compiler."""
         self.module = module
         _check_devices(module, example_inputs)
-        self._prelude = Prelude(module, list(map(is_number, example_inputs)))
+        self._prelude = Prelude(module, list(map(is_cpu_scalar, example_inputs)))
         targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
         self.random = any(
             torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets
@@ -110,23 +110,23 @@ class Graph:
         """Record the graph."""
         with torch.no_grad():
             raw = self._prelude(arguments)
-        given = [self._import(argument) for argument in raw]
+        inputs = [self._import(argument) for argument in raw]
         arguments.clear()
         key = tuple(
-            [leaf._aval if isinstance(leaf, lazy_tensor.LazyTensor) else leaf for leaf in given]
+            [leaf._aval if isinstance(leaf, lazy_tensor.LazyTensor) else leaf for leaf in inputs]
         )
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._signatures[key] = self._prepare(key)
         values = [
-            lazy_tensor.read(leaf) for leaf in given if isinstance(leaf, lazy_tensor.LazyTensor)
+            lazy_tensor.read(leaf) for leaf in inputs if isinstance(leaf, lazy_tensor.LazyTensor)
         ]
         results = iter(tapes.recorder().record(signature.recipe, values))
-        found = [_filled(mark, raw, results) for mark in signature.outputs]
-        for place, mark in enumerate(signature.outputs):
+        outputs = [_filled(mark, raw, results) for mark in signature.outputs]
+        for index, mark in enumerate(signature.outputs):
             if isinstance(mark, _View):
-                found[place] = mark.of(raw if mark.is_input else found)
-        return found
+                outputs[index] = mark.of(raw if mark.is_input else outputs)
+        return outputs
 
     def _import(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, lazy_tensor.LazyTensor):
@@ -134,35 +134,35 @@ class Graph:
         return leaf
 
     def _prepare(self, key: tuple[Any, ...]) -> _Signature:
-        """Find out what the graph returns for arguments like these."""
+        """Trace the graph for these shapes: returns its program, and how to build its results."""
         inputs = [node for node in self.module.graph.nodes if node.op == "placeholder"]
         results: Any = self.module.graph.output_node().args[0]
         outputs: list[Any] = [None] * len(results)
 
         def compute(arrays: Sequence[Any], _scalars: Any, draw: Any) -> list[Any]:
-            given = iter(arrays)
+            arrays_left = iter(arrays)
             leaves = [
-                lazy_tensor.fresh(leaf, Value.handed(next(given)))
+                lazy_tensor.fresh(leaf, Value.handed(next(arrays_left)))
                 if isinstance(leaf, Aval)
                 else leaf
                 for leaf in key
             ]
             with tapes.immediately(_keys(draw)), torch.no_grad():
-                got = self.module(*leaves)
+                returned = self.module(*leaves)
                 computed = []
-                views = _views(leaves, got) if any(type(leaf) is int for leaf in key) else {}
-                for place, (node, leaf) in enumerate(zip(results, got, strict=True)):
+                views = _views(leaves, returned) if any(type(leaf) is int for leaf in key) else {}
+                for index, (node, leaf) in enumerate(zip(results, returned, strict=True)):
                     if node in inputs:
-                        outputs[place] = _Same(inputs.index(node))
-                    elif place in views:
-                        outputs[place] = views[place]
+                        outputs[index] = _Same(inputs.index(node))
+                    elif index in views:
+                        outputs[index] = views[index]
                     elif isinstance(leaf, torch.Tensor):
                         tensor = import_tensor(torch.ops.aten.copy.default, leaf)
-                        outputs[place] = _dense(tensor)
+                        outputs[index] = _dense(tensor)
                         with jax.enable_x64(True):
                             computed.append(jnp.asarray(lazy_tensor.read(tensor).array))
                     else:
-                        outputs[place] = leaf
+                        outputs[index] = leaf
             return computed
 
         run: Any = torch.compiler.disable(compute)
@@ -170,30 +170,30 @@ class Graph:
         draw = jax.eval_shape(lambda: jax.random.key(0)) if self.random else None
         # A step that is being captured touches none of these tensors.
         with logged_to(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-            found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
-        recipe = Recipe(self.name, run, len(found), random=self.random, detail=self)
+            out_shapes = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
+        recipe = Recipe(self.name, run, len(out_shapes), random=self.random, detail=self)
         return _Signature(recipe, tuple(outputs))
 
 
 def _check_devices(module: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
-    """Refuse inputs on other devices that the graph does more with than move them to this one.
+    """Check that the graph moves all inputs on other devices to this one.
 
     Raises:
-        RuntimeError: there is one.
+        RuntimeError: it computes with one elsewhere.
     """
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    for place, (node, example) in enumerate(zip(inputs, examples, strict=True)):
+    for index, (node, example) in enumerate(zip(inputs, examples, strict=True)):
         if not isinstance(example, torch.Tensor) or not example.dim():
             continue
-        if example.device.type not in naming.OURS and not all(map(_moves_here, node.users)):
+        if example.device.type not in naming.OURS and not all(map(_moves_to_jax, node.users)):
             raise RuntimeError(
-                f'torch.compile(backend="isoshard") got input {place} of the traced graph (shape '
+                f'torch.compile(backend="isoshard") got input {index} of the traced graph (shape '
                 f"{tuple(example.shape)}, {example.dtype}) on {example.device}; move the model and "
                 f"its inputs with {naming.moving()}, or isoshard.shard(.., mesh, spec)"
             )
 
 
-def _moves_here(node: torch.fx.Node) -> bool:
+def _moves_to_jax(node: torch.fx.Node) -> bool:
     """Whether a node of the graph moves a tensor to this device."""
     device = node.kwargs.get("device")
     moves = node.target is torch.ops.aten._to_copy.default
@@ -202,20 +202,20 @@ def _moves_here(node: torch.fx.Node) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Same:
-    """A result that is one of the arguments."""
+    """A result that is the argument `index`."""
 
-    number: int
+    index: int
 
 
 @dataclasses.dataclass(frozen=True)
 class _View:
-    """A result that is a view of an argument or of another result.
+    """A result that is a view of the argument or result `base`.
 
-    Where sizes or indices are open, AOTAutograd takes nothing of such a result but size, stride and
-    offset, and makes it of its base.
+    With symbolic sizes or indices, AOTAutograd reads size, stride and offset of such a result, and
+    builds it from its base.
     """
 
-    number: int
+    base: int
     is_input: bool
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -223,29 +223,24 @@ class _View:
 
     def of(self, tensors: Sequence[Any]) -> torch.Tensor:
         """The view."""
-        base: torch.Tensor = tensors[self.number]
+        base: torch.Tensor = tensors[self.base]
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
 
 
 def _views(leaves: Sequence[Any], results: Sequence[Any]) -> dict[int, _View]:
-    """The results that are views, by position.
-
-    Args:
-        leaves: the arguments.
-        results: of the graph.
-    """
+    """The results that are views, by position."""
     bases: dict[int, tuple[int, bool, torch.dtype]] = {}
     for group, is_input in ((results, False), (leaves, True)):
-        for number, one in enumerate(group):
-            if isinstance(one, lazy_tensor.LazyTensor) and not one._chain.ops:
-                bases[id(one._storage)] = number, is_input, one.dtype
+        for base, tensor in enumerate(group):
+            if isinstance(tensor, lazy_tensor.LazyTensor) and not tensor._chain.ops:
+                bases[id(tensor._storage)] = base, is_input, tensor.dtype
     views = {}
-    for place, one in enumerate(results):
-        if isinstance(one, lazy_tensor.LazyTensor) and one._chain.ops:
-            number, is_input, dtype = bases.get(id(one._storage), (0, False, None))
-            if dtype == one.dtype:
-                where = tuple(one.shape), tuple(one.stride()), int(one.storage_offset())
-                views[place] = _View(number, is_input, *where)
+    for index, tensor in enumerate(results):
+        if isinstance(tensor, lazy_tensor.LazyTensor) and tensor._chain.ops:
+            base, is_input, dtype = bases.get(id(tensor._storage), (0, False, None))
+            if dtype == tensor.dtype:
+                where = tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+                views[index] = _View(base, is_input, *where)
     return views
 
 
@@ -255,9 +250,9 @@ class _Signature:
     outputs: tuple[Any, ...]
 
 
-def _filled(mark: Any, given: Sequence[Any], results: Iterator[Value]) -> Any:
+def _filled(mark: Any, inputs: Sequence[Any], results: Iterator[Value]) -> Any:
     if isinstance(mark, _Same):
-        return given[mark.number]
+        return inputs[mark.index]
     return lazy_tensor.fresh(mark, next(results)) if isinstance(mark, Aval) else mark
 
 
@@ -271,12 +266,12 @@ def _keys(draw: Any) -> Any:
     """Random keys for the operations of one graph."""
     if draw is None:
         return None
-    return (jax.random.fold_in(draw, number) for number in itertools.count())
+    return (jax.random.fold_in(draw, index) for index in itertools.count())
 
 
 @functools.cache
 def _aot() -> Any:
-    """AOTAutograd with our compilers; torch imports much for it."""
+    """AOTAutograd with our compilers; imported at the first use, as torch imports much for it."""
     make = dynamo_hooks.AOT_AUTOGRAD.found()
     return make(fw_compiler=Graph, bw_compiler=Graph, inference_compiler=Graph)
 

@@ -1,7 +1,7 @@
-"""What lays tensors out, as nodes of the graph that dynamo traces.
+"""Functions that shard tensors, as nodes of the graph that dynamo traces.
 
 `redistribute`, `full_tensor`, `to_local`, `from_local`, `distribute_tensor`, `mark_sharding`, the
-collectives of pieces and what parallel styles do are each one node:
+collectives of local tensors and the hooks of parallel styles are each one node:
 
 ```
 def step(x):
@@ -11,12 +11,13 @@ torch.compile(step, fullgraph=True)(x)      # a graph of mul, redistribute and r
 ```
 
 Mesh and placements are constants of the node, guarded by equality. It calls the function that runs
-without dynamo; where AOTAutograd traces on, a layout is an operator (`layout.graph_calls`), and the
-gradient that of the same autograd function. Pieces are traced as the tensor that stacks them.
+without dynamo; where AOTAutograd traces on, a sharding is an operator (`layout.graph_calls`), and
+the gradient is that of the same autograd function. Local tensors are traced as the tensor that
+stacks them.
 
-An input lies as it lies, which is guarded where one of these functions asks for it. How a value
-lies that the graph computes is XLA's choice when the program is compiled, so `to_local` and
-`placements` of one that nobody laid out end the graph, with what to write instead.
+The placements of an input are guarded if one of these functions reads them. XLA chooses the
+sharding of a value that the graph computes when the program is compiled, so `to_local` and
+`placements` of one without declared placements end the graph, with what to write instead.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .dynamo_origins import (
     UNKNOWN,
-    are_pieces,
     end_graph,
     guard,
-    is_of_pieces,
+    is_local_tensor,
+    is_manual,
     is_ours,
     layout,
-    layout_of_whole,
     mesh_of,
     meshes,
     note_input,
+    replicated_layout,
 )
 
 _BY_IDENTITY = (Mesh, jax.sharding.Mesh, jax.sharding.PartitionSpec)
-"""Constants that dynamo does not know: another object is traced again."""
+"""Constants of types that dynamo does not support: guarded by identity."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +70,14 @@ class _Verb:
 
     Attributes:
         call: the function.
-        asks: given dynamo's tensor and the constants: what the function must know of how the tensor
-            lies, "layout" or "mesh"; or why it cannot be in a graph, a sentence; or "".
-        lays: whether it lays out along a mesh, so that the whole of its result is not known.
+        requires: from dynamo's tensor and the constants: what must be known of the tensor, "layout"
+            or "mesh"; or why the function cannot be in a graph, a sentence; or "".
+        shards_result: whether it shards along some mesh axes, so that others are unknown.
     """
 
     call: Callable[..., Any]
-    asks: Callable[[Any, dict[str, Any]], str] = lambda _tensor, _constants: ""
-    lays: bool = False
+    requires: Callable[[Any, dict[str, Any]], str] = lambda _tensor, _constants: ""
+    shards_result: bool = False
 
     @functools.cached_property
     def name(self) -> str:
@@ -87,12 +88,12 @@ class _Verb:
         return inspect.signature(self.call)
 
     def node(self, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Dynamo's value of a call, whose node is in the graph then."""
+        """Add the node of a call to the graph; returns dynamo's value of its result."""
         try:
-            given = self.signature.bind(*args, **kwargs).arguments
+            arguments = self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             end_graph(self.name, f"{error}.")
-        tensor, *rest = [(name, value.realize()) for name, value in given.items()]
+        tensor, *rest = [(name, value.realize()) for name, value in arguments.items()]
         constants: dict[str, Any] = {}
         symbols: dict[str, Any] = {}
         for name, value in rest:
@@ -100,17 +101,15 @@ class _Verb:
                 constants[name] = _constant(value)
             except NotImplementedError:
                 symbols[name] = _symbol(self.name, name, value)
-        laid = self._known(tensor[1], constants)
+        placements = self._required_layout(tensor[1], constants)
 
         def node(tensor: Any, **symbols: Any) -> Any:
-            if laid is not None and tensor_placements.is_traced(tensor):
-                tensor_placements.remember(tensor, laid)
+            if placements is not None and tensor_placements.is_traced(tensor):
+                tensor_placements.remember(tensor, placements)
             result = self.call(tensor, **constants, **symbols)
-            if self.lays and tensor_placements.is_traced(result):
-                result._layout, result._mesh = (
-                    None,
-                    device_mesh_of(_mesh_in(constants)).root,
-                )
+            if self.shards_result and tensor_placements.is_traced(result):
+                result._mesh_placements = None
+                result._mesh = device_mesh_of(_mesh_in(constants)).root
             return result
 
         node.__name__ = node.__qualname__ = self.name
@@ -118,21 +117,21 @@ class _Verb:
         try:
             return hooks.RESULT.found()(tx=tx, proxy=proxy)
         except hooks.FAKE_TENSOR_ERROR.found() as error:
-            end_graph(self.name, f"it refuses this call: {error.__cause__ or error}")
+            end_graph(self.name, f"it raises: {error.__cause__ or error}")
 
-    def _known(self, tensor: Any, constants: dict[str, Any]) -> Any:
-        """How the tensor lies, if that is known; ends the graph if it must be."""
-        laid = layout(tensor) if is_ours(tensor) else None
-        asked = self.asks(tensor, constants)
-        if asked == "layout" and laid is None:
-            laid = layout_of_whole(tensor)
-        if asked == "mesh" and laid is None:
+    def _required_layout(self, tensor: Any, constants: dict[str, Any]) -> Any:
+        """The tensor's placements, if they are known; ends the graph if they are required."""
+        placements = layout(tensor) if is_ours(tensor) else None
+        requirement = self.requires(tensor, constants)
+        if requirement == "layout" and placements is None:
+            placements = replicated_layout(tensor)
+        if requirement == "mesh" and placements is None:
             constants["device_mesh"] = mesh_of(tensor, self.name)
-        elif asked == "layout" and laid is None:
+        elif requirement == "layout" and placements is None:
             end_graph(self.name, UNKNOWN)
-        elif asked not in ("", "mesh", "layout"):
-            end_graph(self.name, asked)
-        return laid
+        elif requirement not in ("", "mesh", "layout"):
+            end_graph(self.name, requirement)
+        return placements
 
 
 def _mesh_in(constants: dict[str, Any]) -> Any:
@@ -140,13 +139,13 @@ def _mesh_in(constants: dict[str, Any]) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    held = getattr(value, "value", None)
-    if not isinstance(held, (DeviceMesh, *_BY_IDENTITY)) or value.is_python_constant():
-        found = value.as_python_constant()
-        return tuple(found) if isinstance(found, list) else found
+    content = getattr(value, "value", None)
+    if not isinstance(content, (DeviceMesh, *_BY_IDENTITY)) or value.is_python_constant():
+        constant = value.as_python_constant()
+        return tuple(constant) if isinstance(constant, list) else constant
     if value.source is not None:
         guard(value.source, "ID_MATCH")
-    return held
+    return content
 
 
 def _symbol(verb: str, name: str, value: Any) -> Any:
@@ -154,7 +153,7 @@ def _symbol(verb: str, name: str, value: Any) -> Any:
     try:
         return value.as_proxy()
     except NotImplementedError:
-        end_graph(verb, f"torch's dynamo reads no constant in its argument {name}.")
+        end_graph(verb, f"its argument {name} is no constant for torch's dynamo.")
 
 
 def _redistribute(
@@ -182,7 +181,7 @@ def _to_local(tensor: Any, *, grad_placements: Any = None) -> Any:
 
 def _no_leaf(tensor: Any, _: dict[str, Any]) -> str:
     if is_ours(tensor) and layout(tensor) is not None:
-        return "this tensor is laid out already. Use t.redistribute(mesh, placements)."
+        return "this tensor has placements already. Use t.redistribute(mesh, placements)."
     if not getattr(tensor, "requires_grad", False):
         return ""
     return (
@@ -190,15 +189,15 @@ def _no_leaf(tensor: Any, _: dict[str, Any]) -> str:
     )
 
 
-def _pieces(tensor: Any, _: dict[str, Any]) -> str:
-    if not is_ours(tensor) or are_pieces(tensor):
+def _needs_local_tensor(tensor: Any, _: dict[str, Any]) -> str:
+    if not is_ours(tensor) or is_manual(tensor):
         return ""
-    return "it takes each device's own piece, and this is a whole. Take t.to_local() first."
+    return "it takes local tensors, and this is a global one. Call t.to_local() first."
 
 
-def _border(tensor: Any, constants: dict[str, Any]) -> str:
-    known = constants.get("from_local", False) or (is_ours(tensor) and is_of_pieces(tensor))
-    constants["from_local"] = known
+def _reads_from_local(tensor: Any, constants: dict[str, Any]) -> str:
+    from_local = constants.get("from_local", False) or (is_ours(tensor) and is_local_tensor(tensor))
+    constants["from_local"] = from_local
     return ""
 
 
@@ -206,14 +205,14 @@ def _no_input(tensor: Any, _: dict[str, Any]) -> str:
     if getattr(tensor, "source", None) is None:
         return ""
     return (
-        "it marks the memory of an input, which has an effect after the call. Mark it before, or "
-        "use xs.mark_sharding_with_gradients or t.redistribute(..), whose results are new tensors."
+        "it marks the memory of an input, with an effect after the call. Mark it before, or use "
+        "xs.mark_sharding_with_gradients or t.redistribute(..), whose results are new tensors."
     )
 
 
 _METHODS = {
     "redistribute": _Verb(
-        _redistribute, lambda _, given: "mesh" if given.get("device_mesh") is None else ""
+        _redistribute, lambda _, constants: "mesh" if constants.get("device_mesh") is None else ""
     ),
     "full_tensor": _Verb(_full_tensor, lambda *_: "mesh"),
     "to_local": _Verb(_to_local, lambda *_: "layout"),
@@ -222,15 +221,15 @@ _METHODS = {
 _FUNCTIONS = (
     _Verb(XLAShardedTensor.from_local),
     _Verb(distributing.distribute_tensor, _no_leaf),
-    _Verb(marking.mark_sharding, _no_input, lays=True),
-    _Verb(gradients.mark_sharding_with_gradients, lays=True),
-    _Verb(along.constrain, lays=True),
-    _Verb(module_border.enters, _border, lays=True),
-    _Verb(module_border.leaves, _border, lays=True),
-    _Verb(collectives.all_reduce, _pieces),
-    _Verb(collectives.all_gather_tensor, _pieces),
-    _Verb(collectives.reduce_scatter_tensor, _pieces),
-    _Verb(collectives.all_to_all_single, _pieces),
+    _Verb(marking.mark_sharding, _no_input, shards_result=True),
+    _Verb(gradients.mark_sharding_with_gradients, shards_result=True),
+    _Verb(along.constrain, shards_result=True),
+    _Verb(module_border.enters, _reads_from_local, shards_result=True),
+    _Verb(module_border.leaves, _reads_from_local, shards_result=True),
+    _Verb(collectives.all_reduce, _needs_local_tensor),
+    _Verb(collectives.all_gather_tensor, _needs_local_tensor),
+    _Verb(collectives.reduce_scatter_tensor, _needs_local_tensor),
+    _Verb(collectives.all_to_all_single, _needs_local_tensor),
     _Verb(collectives.wait_tensor),
 )
 
@@ -244,15 +243,15 @@ def _function(verb: _Verb, source: Any = None, *first: Any) -> Any:
     return hooks.RULE.found()(call, source=source)
 
 
-def _asked_of_pieces(value: Any) -> Any:
-    """Dynamo's value of `module_border.is_of_pieces`."""
+def _is_local_value(value: Any) -> Any:
+    """Dynamo's value of `module_border.is_local_tensor`."""
     value = value.realize()
-    found = is_ours(value) and is_of_pieces(value)
-    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), found)
+    is_local = is_ours(value) and is_local_tensor(value)
+    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), is_local)
 
 
 def _followed(builder: Any, value: along.Constraint) -> Any:
-    """Dynamo's value of a style's hook: it follows the code, which else it does not in isoshard."""
+    """Dynamo's value of a style's hook, whose code it follows, unlike other code of isoshard."""
     source = hooks.ATTRIBUTE.found()(builder.source, "hook")
     function = hooks.USER_FUNCTION.found()(value.hook, source=source)
 
@@ -268,7 +267,7 @@ def _call_method(original: Any) -> Any:
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in _METHODS and is_ours(self):
             return _METHODS[name].node(tx, (self, *args), kwargs)
-        if name == "wait" and are_pieces(self):
+        if name == "wait" and is_manual(self):
             return self
         return original(self, tx, name, args, kwargs)
 
@@ -285,14 +284,14 @@ def _attribute(original: Any) -> Any:
         if name in ("placements", "device_mesh") and self.source is None:
             if name == "device_mesh":
                 return hooks.VALUE.found().build(tx, mesh_of(self, name))
-            laid = layout(self) or layout_of_whole(self) or end_graph(name, UNKNOWN)
-            return hooks.VALUE.found().build(tx, laid.placements)
+            placements = layout(self) or replicated_layout(self) or end_graph(name, UNKNOWN)
+            return hooks.VALUE.found().build(tx, placements.placements)
         try:
             return original(self, tx, name)
         except AttributeError:
             if not hasattr(torch.Tensor, name):
                 raise
-            # As `t.jax` is: before torch 2.13 dynamo takes every tensor to have it.
+            # Such as `t.jax`: before torch 2.13 dynamo assumes that every tensor has it.
             hooks.RAISE.found()(AttributeError, tx)
 
     return var_getattr
@@ -301,35 +300,35 @@ def _attribute(original: Any) -> Any:
 def _attribute_of_mesh(original: Any) -> Any:
     @functools.wraps(original)
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
-        held = getattr(DeviceMesh, name, None) if isinstance(self.value, DeviceMesh) else None
-        if isinstance(held, property):
+        attribute = getattr(DeviceMesh, name, None) if isinstance(self.value, DeviceMesh) else None
+        if isinstance(attribute, property):
             return hooks.VALUE.found().build(tx, getattr(self.value, name))
-        if inspect.isfunction(held):
-            return hooks.RULE.found()(functools.partial(_asked_of_mesh, self.value, name))
+        if inspect.isfunction(attribute):
+            return hooks.RULE.found()(functools.partial(_mesh_method_result, self.value, name))
         return original(self, tx, name)
 
     return var_getattr
 
 
-def _asked_of_mesh(mesh: DeviceMesh, name: str, *args: Any, **kwargs: Any) -> Any:
-    """Dynamo's value of what a method of a mesh returns, which is called while dynamo traces."""
-    given = [_constant(value.realize()) for value in args]
+def _mesh_method_result(mesh: DeviceMesh, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Dynamo's value of a mesh method's result; the method is called while dynamo traces."""
+    arguments = [_constant(value.realize()) for value in args]
     named = {key: _constant(value.realize()) for key, value in kwargs.items()}
     try:
-        found = getattr(mesh, name)(*given, **named)
+        result = getattr(mesh, name)(*arguments, **named)
     except Exception as error:
         end_graph(name, f"it raises {type(error).__name__}: {error}")
-    if isinstance(found, _BY_IDENTITY):
-        return hooks.USER_OBJECT.found()(found)
-    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), found)
+    if isinstance(result, _BY_IDENTITY):
+        return hooks.USER_OBJECT.found()(result)
+    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), result)
 
 
 def _is_instance(original: Any) -> Any:
     @functools.wraps(original)
     def call_isinstance(self: Any, tx: Any, value: Any, kind: Any) -> Any:
         if is_ours(value):
-            asked = kind.as_python_constant()
-            kinds = asked if isinstance(asked, tuple) else (asked,)
+            classinfo = kind.as_python_constant()
+            kinds = classinfo if isinstance(classinfo, tuple) else (classinfo,)
             if XLAShardedTensor in kinds or (DTensor in kinds and _is_placed(value)):
                 return hooks.VALUE.found().build(tx, True)
         return original(self, tx, value, kind)
@@ -338,16 +337,12 @@ def _is_instance(original: Any) -> Any:
 
 
 def _is_placed(tensor: Any) -> bool:
-    """Whether one of dynamo's tensors lies on a mesh, or will."""
-    return not are_pieces(tensor) and len(meshes(tensor)) == 1
+    """Whether one of dynamo's tensors is, or will be, on a mesh."""
+    return not is_manual(tensor) and len(meshes(tensor)) == 1
 
 
 def teach(tracers: dict[type, Opaque]) -> None:
-    """Teach dynamo, once; nothing to that of a torch that lacks what is needed.
-
-    Args:
-        tracers: its table of the types that it knows.
-    """
+    """Register the functions with dynamo, once; does nothing if this torch lacks a private name."""
     if any(row.found(None) is None for row in hooks.ALL):
         return
     trace = tracers[XLAShardedTensor]
@@ -360,15 +355,15 @@ def teach(tracers: dict[type, Opaque]) -> None:
         table[id(verb.call)] = lambda builder, _, verb=verb: _function(verb, builder.source)
     rule = hooks.RULE.found()
     table[id(module_border.is_local_tensor)] = lambda builder, _: rule(
-        _asked_of_pieces, source=builder.source
+        _is_local_value, source=builder.source
     )
     tracers[along.Constraint] = _followed
     missing = any(row.found(None) is None for row in hooks.CONSTANTS)
     if release(torch.__version__) < hooks.SINCE or missing:
         return
     read, constant = hooks.READ.found(), hooks.CONSTANT_TYPE.found()
-    asked = [name for name in dir(DeviceMesh) if not name.startswith("__")]
+    names = [name for name in dir(DeviceMesh) if not name.startswith("__")]
     kind = "constant" if hooks.CONSTANT_TYPE.present == hooks.CONSTANT_TYPE.path else "value"
-    constant(DeviceMesh, typ=kind, members=dict.fromkeys([*asked, "__getitem__"], read))
+    constant(DeviceMesh, typ=kind, members=dict.fromkeys([*names, "__getitem__"], read))
     constant(DeviceType, typ=kind)
     hooks.CONSTANT_ATTRIBUTE.wrap(_attribute_of_mesh)

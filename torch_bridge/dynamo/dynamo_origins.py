@@ -1,12 +1,11 @@
-"""What is known of how a tensor lies that dynamo traces, and the end of a graph where it is not.
+"""Placements of tensors that dynamo traces, and graph breaks where they are unknown.
 
-An input lies as it lies. Its layout is read, and guarded, once somebody asks for it. A result of
-what lays out has a layout of its own. Of anything else only the mesh is known, by the inputs that
-it is made of; and that it is whole if all of these are, since each device can compute it.
+The placements of an input are those of the tensor, guarded once they are read. A result of
+`redistribute` and its like has placements of its own. Of any other value only the mesh is known,
+from the inputs that it is computed from; and that it is replicated if all of these are.
 
-A layout is noted with the fake tensor: `_layout`; `_mesh`, the mesh of one that is laid
-out in a way that is not told; and `_input` for what an input was (its source for dynamo, and the
-tensor).
+They are attributes of the fake tensor: `_mesh_placements`; `_mesh`, the mesh of one that is sharded
+in an unknown way; and `_input` of an input (its source for dynamo, and the tensor).
 """
 
 from __future__ import annotations
@@ -30,20 +29,16 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 from ..common import naming
 
 UNKNOWN = (
-    "how a tensor lies that a graph computes is the choice of XLA's partitioner, when the program "
-    "is compiled. Lay it out first: t.redistribute(mesh, placements)."
+    "the sharding of a tensor that a graph computes is the choice of XLA's partitioner, when the "
+    "program is compiled. Give it placements first: t.redistribute(mesh, placements)."
 )
 
 
 def end_graph(name: str, why: str) -> NoReturn:
-    """End the graph; with `fullgraph=True` that is the error.
-
-    Args:
-        name: of what ends it.
-        why: a sentence, with what to write instead.
+    """End the graph; with `fullgraph=True` that is the error. `why` names what to write instead.
 
     Raises:
-        torch._dynamo.exc.Unsupported: always; dynamo takes it.
+        torch._dynamo.exc.Unsupported: always; dynamo catches it.
     """
     hooks.END_GRAPH.found()(
         gb_type=f"isoshard: {name} ends the graph",
@@ -55,10 +50,10 @@ def end_graph(name: str, why: str) -> NoReturn:
 
 
 def guard(source: Opaque, kind: str) -> None:
-    """Trace again where a value is another.
+    """Guard a value: another one is traced again.
 
     Args:
-        source: where it comes from, for dynamo.
+        source: dynamo's, of the value.
         kind: of `GuardBuilder`.
     """
     hooks.GUARD.found()(source.make_guard(getattr(hooks.GUARDS.found(), kind)))
@@ -70,109 +65,97 @@ def is_ours(value: Opaque) -> bool:
     return isinstance(device, torch.device) and device.type in naming.OURS
 
 
-def are_pieces(tensor: Opaque) -> bool:
-    """Whether one of dynamo's tensors is each device's own piece."""
+def is_manual(tensor: Opaque) -> bool:
+    """Whether one of dynamo's tensors is a `ManualTensor`: each device's local tensor."""
     return isinstance(tensor.as_proxy().node.meta.get("example_value"), ManualTensor)
 
 
-def is_of_pieces(tensor: Opaque) -> bool:
-    """Whether one of dynamo's tensors is pieces, or a whole that a style made of pieces, or a view.
-
-    Args:
-        tensor: dynamo's.
-    """
+def is_local_tensor(tensor: Opaque) -> bool:
+    """Whether one of dynamo's tensors, or the base of a view, is local: see `module_border`."""
     example = tensor.as_proxy().node.meta.get("example_value")
-    for one in (example, viewed(example)):
-        if (origin := getattr(one, "_input", None)) is not None:
+    for fake in (example, viewed(example)):
+        if (origin := getattr(fake, "_input", None)) is not None:
             guard(hooks.ATTRIBUTE.found()(origin[0], "_is_local"), "EQUALS_MATCH")
             return module_border.is_local_tensor(origin[1]())
-        if module_border.is_local_tensor(one):
+        if module_border.is_local_tensor(fake):
             return True
     return False
 
 
 def layout(tensor: Opaque) -> MeshPlacements | None:
-    """How one of dynamo's tensors lies, which is guarded if it is an input; None if unknown."""
-    return _laid(tensor.as_proxy().node)
+    """The placements of one of dynamo's tensors, guarded if it is an input; None if unknown."""
+    return _layout_of_node(tensor.as_proxy().node)
 
 
-def _laid(node: Any) -> Any:
+def _layout_of_node(node: Any) -> Any:
     example = node.meta.get("example_value")
-    laid, origin = getattr(example, "_layout", None), getattr(example, "_input", None)
-    if laid is not None or origin is None:
-        return laid
+    placements = getattr(example, "_mesh_placements", None)
+    origin = getattr(example, "_input", None)
+    if placements is not None or origin is None:
+        return placements
     source, tensor = origin
     guard(hooks.ATTRIBUTE.found()(source, "_layout_key"), "EQUALS_MATCH")
-    example._layout = tensor_placements.mesh_placements_of(tensor())
-    return example._layout
+    example._mesh_placements = tensor_placements.mesh_placements_of(tensor())
+    return example._mesh_placements
 
 
 def _origins(tensor: Any) -> Iterator[MeshPlacements | DeviceMesh]:
-    """How the inputs lie that one of dynamo's tensors is made of, and what is laid out on the way.
+    """Placements of the inputs and intermediate values that one of dynamo's tensors comes from.
 
-    Of an input that is not computed yet it is the mesh of its program, if there is one.
+    For an input that is not computed yet, the mesh of its program, if there is one.
     """
-    waiting, seen = [tensor.as_proxy().node], set()
-    while waiting:
-        node = waiting.pop()
+    pending, seen = [tensor.as_proxy().node], set()
+    while pending:
+        node = pending.pop()
         if node in seen:
             continue
         seen.add(node)
         example = node.meta.get("example_value")
         origin = getattr(example, "_input", None)
-        found = _laid(node) or getattr(example, "_mesh", None)
-        found = found or (origin and tensor_placements.mesh_of_program(origin[1]()))
-        if found is not None:
-            yield found
+        placement = _layout_of_node(node) or getattr(example, "_mesh", None)
+        placement = placement or (origin and tensor_placements.mesh_of_program(origin[1]()))
+        if placement is not None:
+            yield placement
         elif origin is None:
-            waiting += node.all_input_nodes
+            pending += node.all_input_nodes
 
 
 def meshes(tensor: Opaque) -> set[DeviceMesh]:
-    """The mesh of one of dynamo's tensors that is laid out; else those of what it is made of.
+    """The mesh of one of dynamo's tensors with placements; else those of its origins.
 
-    What is computed lies on the whole of a mesh, also where what it is made of names a part.
+    A computed value is on the root mesh, also if an origin is on a submesh.
     """
-    laid = layout(tensor)
-    if laid is not None:
-        return {laid.mesh}
-    return {one.mesh.root if isinstance(one, MeshPlacements) else one for one in _origins(tensor)}
+    placements = layout(tensor)
+    if placements is not None:
+        return {placements.mesh}
+    origins = _origins(tensor)
+    return {x.mesh.root if isinstance(x, MeshPlacements) else x for x in origins}
 
 
-def layout_of_whole(tensor: Opaque) -> MeshPlacements | None:
-    """The layout of what is made of wholes, of which each device can compute all."""
-    found = meshes(tensor)
-    if len(found) != 1 or not all(map(_is_whole, _origins(tensor))):
+def replicated_layout(tensor: Opaque) -> MeshPlacements | None:
+    """Replicated placements of a value computed from replicated ones; None if some are not."""
+    candidates = meshes(tensor)
+    if len(candidates) != 1 or not all(map(_is_replicated, _origins(tensor))):
         return None
-    return tensor_placements.layout((0,) * tensor.ndim, found.pop(), None)
+    return tensor_placements.layout((0,) * tensor.ndim, candidates.pop(), None)
 
 
-def _is_whole(origin: Any) -> bool:
+def _is_replicated(origin: Any) -> bool:
     if not isinstance(origin, MeshPlacements) or origin.is_open:
         return False
     return all(placement.is_replicate() for placement in origin.placements)
 
 
 def mesh_of(tensor: Opaque, name: str) -> DeviceMesh:
-    """The only mesh of what one of dynamo's tensors is made of; ends the graph if it is not one.
-
-    Args:
-        tensor: dynamo's.
-        name: of what asks.
-    """
-    found = meshes(tensor)
-    if len(found) != 1:
-        end_graph(name, f"it needs a mesh, and what is computed lies on {len(found)}: pass it.")
-    return found.pop()
+    """The only mesh of one of dynamo's tensors; ends the graph if there is not exactly one."""
+    candidates = meshes(tensor)
+    if len(candidates) != 1:
+        end_graph(name, f"it needs a mesh, and the value is on {len(candidates)}: pass it.")
+    return candidates.pop()
 
 
 def note_input(value: Opaque, tensor: XLAShardedTensor) -> Any:
-    """Dynamo's value of an input on the device, which remembers the tensor.
-
-    Args:
-        value: dynamo's.
-        tensor: the input.
-    """
+    """Record the tensor of an input on the device with dynamo's value of it."""
     example = value.as_proxy().node.meta["example_value"]
     example._input = value.source, weakref.ref(tensor)
     return value

@@ -1,7 +1,7 @@
-"""What dynamo has to learn of tensors on the device: that they are traced as torch's own.
+"""Registration of tensors on the device with dynamo, which traces them as torch's own.
 
-Whoever traces needs it: `torch.compile` with any backend, and `torch.cond` and its like. It takes
-only what dynamo itself has imported by then, as torch imports dynamo in the middle of others.
+Every trace needs it: `torch.compile` with any backend, and `torch.cond` and its like. It uses only
+what dynamo itself has imported by then, as torch imports dynamo in the middle of other imports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEFT_ALONE = ("isoshard.core", "isoshard.torch_bridge", "jax")
 
 
 def _untyped_storage(tensor: XLAShardedTensor) -> Any:
-    if dynamo_hooks.current_compilation() is not None:  # dynamo asks for its size only
+    if dynamo_hooks.current_compilation() is not None:  # dynamo reads its size only
         return torch.Tensor.untyped_storage(tensor)
     return _handle(tensor)
 
@@ -29,12 +29,12 @@ _handle = XLAShardedTensor.untyped_storage
 
 
 def _as_tangent(tensor: XLAShardedTensor, expected: Any, kind: Any = None) -> XLAShardedTensor:
-    """AOTAutograd was traced with plain fake tensors, and gets ours: that is as it should be."""
+    """The tensor itself: AOTAutograd traced with plain fake tensors and gets one of ours."""
     return tensor
 
 
 def _subclass_to_follow(infer: Any) -> Any:
-    """Our methods differ from torch's only on real tensors: trace torch's own."""
+    """Trace torch's own methods: ours differ from them on real tensors only."""
     return lambda value: None if type(value) is XLAShardedTensor else infer(value)
 
 
@@ -49,7 +49,7 @@ def teach() -> None:
     _taught = True  # what follows imports dynamo, after which this is called again
     tracers = dynamo_hooks.TRACERS.found()()
     tracers[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.found()
-    # Of torch's generators dynamo knows the class itself; a subclass it hands to C++ as a fake.
+    # Dynamo supports the class torch.Generator only; it passes a subclass to C++ as a fake object.
     tracers[Generator] = dynamo_hooks.TRACE_OBJECT.found()
     dynamo_hooks.SUBCLASS.wrap(_subclass_to_follow)
     leave_alone = dynamo_hooks.LEAVE_ALONE.found(lambda _package: None)

@@ -1,4 +1,4 @@
-"""What a traced graph computes of Python's numbers, which is done on the CPU in 64 bits.
+"""Arithmetic of Python's numbers in a traced graph, which runs on the CPU in 64 bits.
 
 Dynamo makes floats that change inputs of the graph: tensors of no axes and 64 bits on the CPU. The
 device computes in 32, in which a clock is only right to a millisecond, so arithmetic among such
@@ -21,38 +21,40 @@ from typing import Any
 import torch
 
 
-def is_number(tensor: Any) -> bool:
+def is_cpu_scalar(tensor: Any) -> bool:
     """Whether a tensor is a number on the CPU."""
     return isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and not tensor.dim()
 
 
 class Prelude:
-    """The part of a graph that depends on nothing but numbers on the CPU; it is taken out.
+    """The operations of a graph that depend only on numbers on the CPU, removed from the graph.
 
     Args:
-        module: the graph, which gets one more placeholder for each number that it goes on with.
+        module: the graph, which gets one more placeholder for each of their results.
         on_cpu: for each of its placeholders, whether it is a number on the CPU.
     """
 
     def __init__(self, module: torch.fx.GraphModule, on_cpu: Sequence[bool]):
-        """Take it out."""
-        graph, own = module.graph, torch.fx.Graph()
+        """Move the operations to a graph of their own."""
+        graph, cpu_graph = module.graph, torch.fx.Graph()
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        copies = {node: own.placeholder(node.name) for node in inputs}
-        mine = {node for node, host in zip(inputs, on_cpu, strict=True) if host}
-        for node in graph.nodes if mine else ():
-            given = node.all_input_nodes
+        copies = {node: cpu_graph.placeholder(node.name) for node in inputs}
+        cpu_nodes = {node for node, host in zip(inputs, on_cpu, strict=True) if host}
+        for node in graph.nodes if cpu_nodes else ():
+            operands = node.all_input_nodes
             random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            known = mine.issuperset(given) if given else is_number(node.meta.get("val"))
-            if node.op == "call_function" and known and not random:
-                copies[node] = own.node_copy(node, copies.__getitem__)
-                mine.add(node)
-        computed = [node for node in graph.nodes if node in mine and node not in inputs]
-        handed = [node for node in computed if not mine.issuperset(node.users)]
-        own.output([copies[node] for node in handed])
-        self._run = torch.fx.GraphModule(module, own) if handed else None
+            is_host = (
+                cpu_nodes.issuperset(operands) if operands else is_cpu_scalar(node.meta.get("val"))
+            )
+            if node.op == "call_function" and is_host and not random:
+                copies[node] = cpu_graph.node_copy(node, copies.__getitem__)
+                cpu_nodes.add(node)
+        computed = [node for node in graph.nodes if node in cpu_nodes and node not in inputs]
+        outputs = [node for node in computed if not cpu_nodes.issuperset(node.users)]
+        cpu_graph.output([copies[node] for node in outputs])
+        self._run = torch.fx.GraphModule(module, cpu_graph) if outputs else None
         last = inputs[-1] if inputs else None
-        for node in handed:
+        for node in outputs:
             with graph.inserting_after(last):
                 last = graph.placeholder(node.name)
             last.meta = dict(node.meta)
@@ -63,9 +65,12 @@ class Prelude:
         self._unused = [node.op == "placeholder" and not node.users for node in inputs]
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        """The arguments of the graph that is left; None for those that it does not use."""
-        found = [] if self._run is None else self._run(*arguments)
+        """The arguments of the remaining graph; None for those that it does not use."""
+        computed = [] if self._run is None else self._run(*arguments)
         return [
-            *(None if skip else one for skip, one in zip(self._unused, arguments, strict=True)),
-            *found,
+            *(
+                None if skip else argument
+                for skip, argument in zip(self._unused, arguments, strict=True)
+            ),
+            *computed,
         ]

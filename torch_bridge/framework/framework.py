@@ -44,7 +44,7 @@ from ..common.exchange import shard_to_torch, share_with_cpu, to_numpy
 from ..dtensor import dtensor_exchange as dtensors
 from ..dtensor import dtensor_modules as dtensor_modules
 from ..dtensor import resharding, routes
-from ..dtensor.recognition import has_dtensors, is_dtensor, refuse_shard
+from ..dtensor.recognition import check_shardable, has_dtensors, is_dtensor
 from ..layout.array_behind import array_behind, in_layout, users_sharding
 from ..layout.marks import annotated
 from ..layout.widths import for_jax, jax_dtype
@@ -81,7 +81,7 @@ class Torch(Framework):
         """
         if isinstance(x, torch.optim.Optimizer) and shards_state(spec, x):
             return shard_state(x, mesh, spec)
-        refuse_shard(x)
+        check_shardable(x)
         if isinstance(x, torch.nn.Module):
             return modules.shard_module(x, mesh, spec, self.place, copy=copy, name=name)
         return self.place(x, _sharding(x, mesh, spec, name), copy, name or "tensor")
@@ -97,7 +97,7 @@ class Torch(Framework):
         name: str | None = None,
     ) -> Any:
         """A tensor in blocks of any sizes."""
-        refuse_shard(x)
+        check_shardable(x)
         if isinstance(x, torch.nn.Module | torch.optim.Optimizer):
             return super().shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
         layout = BlockLayout.plan(tuple(x.shape), mesh, spec, sizes)
@@ -109,7 +109,7 @@ class Torch(Framework):
         """Raise what `shard` would."""
         if isinstance(x, torch.optim.Optimizer) and shards_state(spec, x):
             return
-        refuse_shard(x)
+        check_shardable(x)
         if isinstance(x, torch.nn.Module):
             modules.layout(x, mesh, spec, name)
             return
@@ -286,7 +286,7 @@ class Torch(Framework):
         if not isinstance(x, XLAShardedTensor) and is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
         if is_distributed() and distributed_state.num_processes > 1:
-            routes.again(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
+            routes.log_exchange(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
         array = self.array(x, sharding, copy=copy, name=name)
         if dtype is None and array.dtype.itemsize < 8:
             return array  # only 64 bits have another dtype in JAX

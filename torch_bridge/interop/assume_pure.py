@@ -21,8 +21,8 @@ tensor([[0.6000, 0.8000]], device='jax:0', grad_fn=<_PureBackward>)
 >>> x.grad
 tensor([[ 0.1280, -0.0960]], device='jax:0')
 
-What the function takes from around it (a module's parameters) is read anew in each call, and has
-gradients; a tensor put in its place later is not noticed, so give such tensors as arguments.
+Tensors that the function closes over (a module's parameters) are read anew in each call, and have
+gradients; a tensor put in their place later is not noticed, so pass such tensors as arguments.
 In-place changes to tensors that need no gradient (the statistics of BatchNorm) happen in each call.
 Random numbers are new ones in each call, but not those of the plain function.
 """
@@ -56,14 +56,14 @@ from isoshard.torch_bridge.engine.values.value import Aval
 
 
 class Pure:
-    """A function that is recorded once for all arguments alike; see `assume_pure`."""
+    """A function that is recorded once for all arguments of equal shapes; see `assume_pure`."""
 
     def __init__(self, function: Callable[..., Any], *, seeded: bool = False):
         """See `assume_pure`."""
         functools.update_wrapper(self, function, updated=())
         self._function = function
         self._seeded = seeded
-        self._known: Bounded[Any, _Recorded] = Bounded(PROGRAMS, "assume_pure: recordings")
+        self._recordings: Bounded[Any, _Recorded] = Bounded(PROGRAMS, "assume_pure: recordings")
         self._modules: list[torch.nn.Module] | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -81,24 +81,26 @@ class Pure:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if tapes.is_tracing() or not all(
-            isinstance(one, lazy_tensor.LazyTensor) for one in tensors
+            isinstance(tensor, lazy_tensor.LazyTensor) for tensor in tensors
         ):
             return self._plainly(seed, args, kwargs)
         tensors = subtrace.inside(tensors)
         fixed = tuple([_fixed(leaf) for leaf in leaves])
         wants = torch.is_grad_enabled()
-        inputs = tuple([CapturedInput(one._aval, wants and one.requires_grad) for one in tensors])
+        inputs = tuple(
+            [CapturedInput(tensor._aval, wants and tensor.requires_grad) for tensor in tensors]
+        )
         key = (structure, fixed, inputs, wants, *self._modes())
         try:
-            recorded = self._known.get(key)
+            recorded = self._recordings.get(key)
         except TypeError as error:
             raise TypeError(
                 f"a pure function takes tensors and hashable arguments: {error}"
             ) from None
         if recorded is None or not recorded.closed.is_current():
             recorded = self._record(leaves, structure, inputs)
-            if recorded.can_be_kept():
-                self._known[key] = recorded
+            if recorded.is_reusable():
+                self._recordings[key] = recorded
         return recorded.call(tensors, seed)
 
     def _seed(self, kwargs: dict[str, Any]) -> list[Any]:
@@ -114,7 +116,7 @@ class Pure:
         return [lazy_tensor.fresh(Aval.contiguous((), torch.int64), lazy_tensor.host_value(host))]
 
     def _plainly(self, seed: list[Any], args: Any, kwargs: Any) -> Any:
-        """On other devices, and while JAX traces, it is the function itself."""
+        """Call the function itself: on other devices, and while JAX traces."""
         if not seed:
             return self._function(*args, **kwargs)
         with torch.random.fork_rng(device_type="cpu", devices=[]):
@@ -122,7 +124,7 @@ class Pure:
             return self._function(*args, **kwargs)
 
     def _modes(self) -> tuple[Any, ...]:
-        """What the function's Python code may ask for besides its arguments."""
+        """State that the function's Python code may read besides its arguments."""
         modules = self._modules
         if modules is None:
             modules = self._modules = modules_of(self._function)
@@ -134,27 +136,29 @@ class Pure:
     def _record(
         self, leaves: list[Any], structure: Any, inputs: Sequence[CapturedInput]
     ) -> _Recorded:
-        found: list[Any] = [None, None]
+        outputs: list[Any] = [None, None]
         name = getattr(self._function, "__name__", type(self._function).__name__)
 
         def code(tensors: list[Any]) -> Sequence[Any]:
-            given = iter(tensors)
-            filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            operands = iter(tensors)
+            filled = [next(operands) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(filled, structure)
-            results, found[1] = pytree.tree_flatten(self._function(*args, **kwargs))
-            found[0] = [_FREE if isinstance(one, torch.Tensor) else one for one in results]
-            return [one for one in results if isinstance(one, torch.Tensor)]
+            results, outputs[1] = pytree.tree_flatten(self._function(*args, **kwargs))
+            outputs[0] = [
+                _FREE if isinstance(result, torch.Tensor) else result for result in results
+            ]
+            return [result for result in results if isinstance(result, torch.Tensor)]
 
         run = TracedVjp(code, inputs, f"the pure function {name}", may_write=True)
-        wants = any(one.needs_grad for one in inputs)
+        wants = any(aval.needs_grad for aval in inputs)
         entry = call_of(run, name, wants=wants, seeded=self._seeded)
         return _Recorded(
             entry,
-            found[0],
-            found[1],
+            outputs[0],
+            outputs[1],
             list(run.annotations),
             ClosedOver.of(run, differentiable=bool(entry.key.differentiable)),
-            [number for number, _ in run.changed],
+            [index for index, _ in run.changed],
         )
 
 
@@ -178,7 +182,7 @@ def assume_pure(
 
 
 class PureModule(torch.nn.Module):
-    """A module that is recorded once for all arguments alike.
+    """A module that is recorded once for arguments of equal shapes and dtypes.
 
     >>> layer = PureModule(torch.nn.Linear(3, 2).to("jax"))
     >>> layer(torch.ones(4, 3, device="jax")).shape
@@ -216,7 +220,7 @@ def _functional(module: torch.nn.Module, params: Any, buffers: Any, args: Any, k
 
 
 class _Free:
-    """Stands for a tensor where the rest of a nesting is kept."""
+    """The placeholder of a tensor in a tree whose other leaves are kept."""
 
 
 _FREE = _Free()
@@ -235,8 +239,8 @@ class _Recorded:
         leaves: its results that are no tensors, and a `_Free` for each tensor.
         structure: how the results are nested.
         annotations: how each tensor among them was marked.
-        closed: what it takes besides its arguments.
-        changed: numbers of the arguments that it writes to.
+        closed: the tensors that it closes over.
+        changed: indices of the arguments that it writes to.
     """
 
     entry: RecordedCall
@@ -246,13 +250,13 @@ class _Recorded:
     closed: ClosedOver
     changed: list[int]
 
-    def can_be_kept(self) -> bool:
-        """Whether nothing in it is of this call alone."""
+    def is_reusable(self) -> bool:
+        """Whether later calls may use it: it has no value of this call alone."""
         for original in self.closed.originals:
             if original.grad_fn is not None:
                 raise ValueError(
-                    f"a pure function uses a tensor of shape {tuple(original.shape)} from around "
-                    "it that was computed from others which require a gradient; make it an argument"
+                    f"a pure function closes over a tensor of shape {tuple(original.shape)} that "
+                    "was computed from others which require a gradient; pass it as an argument"
                 )
         return not self.closed.is_of_this_call()
 
@@ -263,14 +267,14 @@ class _Recorded:
         changed = len(results) - len(self.changed)
         with torch.no_grad():
             self.closed.write(map(lazy_tensor.read, results[count:changed]))
-            for number, new in zip(self.changed, results[changed:], strict=True):
-                tensors[number].copy_(new)
+            for index, new in zip(self.changed, results[changed:], strict=True):
+                tensors[index].copy_(new)
         for result, annotation in zip(results, self.annotations, strict=False):
             if annotation is not None:
                 result._storage.annotation = annotation
                 result._storage.value.layout = layout_numbers.intern(annotation)
-        found = iter(results)
-        filled = [next(found) if leaf is _FREE else leaf for leaf in self.leaves]
+        tensors_left = iter(results)
+        filled = [next(tensors_left) if leaf is _FREE else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.structure)
 
 

@@ -9,7 +9,7 @@ the torch operations around it, and autograd goes through it by `jax.vjp`:
 >>> x.grad.cpu()
 tensor([0.6000, 0.8000])
 
-Arguments and results are pytrees (JAX's notion: dictionaries, tuples, dataclasses that JAX knows).
+Arguments and results are pytrees (JAX's notion: dictionaries, tuples, registered dataclasses).
 Tensors, `jax.Array`s, NumPy arrays and PRNG keys in them are inputs of the program; everything else
 is a constant that the function is traced with, so a number that changes belongs into a tensor. The
 function runs once for every new combination of shapes, dtypes and constants. Functions with
@@ -17,8 +17,8 @@ function runs once for every new combination of shapes, dtypes and constants. Fu
 gradients all work. A result's dtype is JAX's: while `jax_enable_x64` is off, integers are int32.
 
 Plain CPU and CUDA tensors are computed at once, and so are DTensors of many processes, in every
-rank: see `plain_tensors` beside this module and `isoshard.torch_bridge.interop.dtensor_function`.
-All tensors of a call are on one device.
+rank: see `plain_tensors` and `dtensor_function` in `isoshard.torch_bridge.interop`. All tensors of
+a call are on one device.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from .dtensor_function import DistributedFunction
 from .function_reads import Reads
-from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
-from .operand_types import Types, explained, types_of
+from .jax_operands import TENSOR, classify, of_operands, surroundings
+from .operand_types import Types, explained_error, types_of
 from .plain_tensors import PlainFunction
 from .traced_call import TracedCall
 from .transformed_call import TransformedCall, is_transformed
@@ -91,7 +91,7 @@ class TorchFunction:
         self.name, self._types, self._wide = name, types, wide
         self.__wrapped__, self._out_sharding = function, out_sharding
         self._reads = Reads(function, name) if reads else None
-        self._known: Bounded[Any, Any] = Bounded(PROGRAMS, "jax_function: recorded calls")
+        self._calls: Bounded[Any, Any] = Bounded(PROGRAMS, "jax_function: recorded calls")
         self._distributed = DistributedFunction(function, name, out_sharding, self._reads)
         self._plain = PlainFunction(function, name, copy, _of_gradient, self._reads)
 
@@ -118,11 +118,11 @@ class TorchFunction:
             return self._distributed(args, kwargs)
         if any(map(is_transformed, leaves)):
             return self._transformed(leaves, structure)
-        self._distributed.pass_by()
+        self._distributed.log_local_call()
         if self._out_sharding is not None:
             raise TypeError(
-                f"{self.name} has out_sharding, which is for DTensors; lay results on the jax "
-                "device out with isoshard.torch_bridge.mark_sharding"
+                f"{self.name} has out_sharding, which is for DTensors; shard results on the jax "
+                "device with isoshard.torch_bridge.mark_sharding"
             )
         plain = [leaf for leaf in leaves if _is_plain(leaf)]
         if plain and not tapes.is_tracing():
@@ -134,16 +134,16 @@ class TorchFunction:
             fixed.append(self._take(leaf, tensors))
         tensors = subtrace.inside(tensors)
         differentiate = torch.is_grad_enabled()
-        wanted = tuple([differentiate and tensor.requires_grad for tensor in tensors])
+        needs_grad = tuple([differentiate and tensor.requires_grad for tensor in tensors])
         avals = tuple([tensor._aval for tensor in tensors])
         types: Any = self._types or None
         if types is True:
             types = types_of(tensors, self.name, lambda: _names(args, kwargs))
         wide = bool(jax.config.read("jax_enable_x64")) if self._wide is None else self._wide
         version = self._reads and self._reads.version()
-        key = (structure, tuple(fixed), avals, wanted, types, wide, version, *surroundings())
+        key = (structure, tuple(fixed), avals, needs_grad, types, wide, version, *surroundings())
         try:
-            traced = self._known.get(key)
+            traced = self._calls.get(key)
         except TypeError as error:
             raise TypeError(
                 f"{self.name} takes tensors, arrays and hashable constants: {error}"
@@ -154,63 +154,63 @@ class TorchFunction:
             try:
                 with self._reads.tracing() if self._reads else nullcontext():
                     traced = TracedCall(
-                        function, avals, wanted, self.name, types, wide, TorchFunction
+                        function, avals, needs_grad, self.name, types, wide, TorchFunction
                     )
-                if traced.pulled.holds_tracers and subtrace.is_recording():
+                if traced.vjp.holds_tracers and subtrace.is_recording():
                     around, traced = traced.with_operands(function, differentiate)
                     tensors = [*tensors, *around]
             except Exception as error:
-                found = explained(error, types, _names(args, kwargs), self.name)
-                if any(wanted):
-                    found.add_note(_NO_GRADIENT.format(self.name))
-                if found is error:
+                explanation = explained_error(error, types, _names(args, kwargs), self.name)
+                if any(needs_grad):
+                    explanation.add_note(_NO_GRADIENT.format(self.name))
+                if explanation is error:
                     raise
-                raise found from None
-            if not (around or traced.pulled.holds_tracers):
-                self._known[key] = traced
+                raise explanation from None
+            if not (around or traced.vjp.holds_tracers):
+                self._calls[key] = traced
         results = traced(tensors)
-        return jax.tree.unflatten(traced.pulled.structure, results[: len(traced.outs)])
+        return jax.tree.unflatten(traced.vjp.structure, results[: len(traced.outs)])
 
     def _transformed(self, leaves: Sequence[Any], structure: Any) -> Any:
         """Call it under transformations of `torch.func`."""
         tensors: list[torch.Tensor] = []
         fixed = []
         for leaf in leaves:
-            kind, array = (TENSOR, None) if isinstance(leaf, torch.Tensor) else sorted_out(leaf)
+            kind, array = (TENSOR, None) if isinstance(leaf, torch.Tensor) else classify(leaf)
             fixed.append(kind)
             if array is not None:
                 tensors.append(_tensor_of(array))
             elif kind is TENSOR:
                 tensors.append(leaf)
         key = ("torch.func", structure, tuple(fixed), *surroundings())
-        call = self._known.get(key)
+        call = self._calls.get(key)
         if call is None:
             wrapped = functools.partial(TorchFunction, types=True, reads=self._reads is not None)
             function = of_operands(self.__wrapped__, structure, fixed)
-            call = self._known[key] = TransformedCall(function, self.name, wrapped)
+            call = self._calls[key] = TransformedCall(function, self.name, wrapped)
         return call(*tensors)
 
     def _take(self, leaf: Any, tensors: list[lazy_tensor.LazyTensor]) -> Any:
-        """Put an array or tensor among the operands; returns what is fixed of the argument."""
+        """Append an array or tensor to the operands; returns the argument's kind for the key."""
         if isinstance(leaf, lazy_tensor.LazyTensor):
             tensors.append(leaf)
             return TENSOR
         if isinstance(leaf, torch.Tensor):  # a constant of the trace
             tensors.append(upload(leaf.detach().cpu()))
             return TENSOR
-        kind, array = sorted_out(leaf)
+        kind, array = classify(leaf)
         if array is not None:
             tensors.append(_tensor_of(array))
         return kind
 
     def _check_devices(self, leaves: Sequence[Any]) -> None:
-        """Refuse tensors of several devices, and such as have no values."""
-        found: dict[torch.device, tuple[int, ...]] = {}
+        """Raise for tensors on several devices, and for tensors without values."""
+        shapes: dict[torch.device, tuple[int, ...]] = {}
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                found.setdefault(leaf.device, tuple(leaf.shape))
-        where = ", ".join(f"{device} (shape {shape})" for device, shape in found.items())
-        if len(found) > 1:
+                shapes.setdefault(leaf.device, tuple(leaf.shape))
+        where = ", ".join(f"{device} (shape {shape})" for device, shape in shapes.items())
+        if len(shapes) > 1:
             raise TypeError(
                 f"{self.name} got tensors on several devices: {where}; move them to one, such as "
                 f"with {naming.moving()}"
@@ -243,7 +243,7 @@ def torch_function(
             Tensors on the `jax` device cross as they are.
 
     Returns:
-        A callable. Keep it: it remembers what it has traced.
+        A callable, which caches what it has traced.
 
     Raises:
         TypeError: `function` cannot be called.
@@ -267,13 +267,13 @@ def _of_gradient(function: Callable[..., Any], name: str) -> TorchFunction:
 
 
 def _names(args: Any, kwargs: Any) -> list[str]:
-    """Of the operands: of positional arguments by number."""
+    """The names of the operands; of positional arguments the index."""
     named = [(f"argument {path_name(path)}", x) for path, x in jax.tree.leaves_with_path(args)]
     named += [(path_name(path), x) for path, x in jax.tree.leaves_with_path(kwargs)]
     return [
         name
         for name, leaf in named
-        if isinstance(leaf, torch.Tensor) or sorted_out(leaf)[1] is not None
+        if isinstance(leaf, torch.Tensor) or classify(leaf)[1] is not None
     ]
 
 

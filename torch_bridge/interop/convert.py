@@ -1,4 +1,4 @@
-"""Values at the border of a JAX trace: arrays as tensors, tensors as arrays, keys in a row."""
+"""Values that enter and leave a JAX trace: arrays as tensors, tensors as arrays, PRNG keys."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.framework.framework import Torch
 from isoshard.torch_bridge.layout.widths import astype, for_jax
 
-Said = dict[int, NamedSharding]
-"""By `id` of an array, the layout that it has on the user's mesh."""
-SAID: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionary()
-"""Where JAX runs torch code: layouts of arguments on the user's mesh, typed functions' results."""
+ShardingById = dict[int, NamedSharding]
+"""By `id` of an array, its sharding on the user's mesh."""
+DECLARED: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionary()
+"""Declared shardings on the user's mesh: of torch code's arguments, of typed functions' results."""
 
 
 def wrap(
     leaf: Leaf,
     dtype: torch.dtype | None = None,
-    said: NamedSharding | None = None,
+    sharding: NamedSharding | None = None,
     like: torch.Tensor | None = None,
 ) -> Any:
     """A tensor over an array or tracer.
@@ -44,7 +44,7 @@ def wrap(
     Args:
         leaf: a `jax.Array`, a NumPy array, a tensor on any device, or anything else.
         dtype: the logical dtype; that of the array if not given.
-        said: the array's layout on the user's mesh, if that has Explicit axes.
+        sharding: the array's on the user's mesh, if that has Explicit axes.
         like: a tensor whose dtype and memory order it has.
 
     Returns:
@@ -54,7 +54,7 @@ def wrap(
         CopyError: a tensor was computed from others that require grad.
     """
     if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-        raise CopyError(_CUT.format(tuple(leaf.shape)))
+        raise CopyError(_HAS_GRAPH.format(tuple(leaf.shape)))
     if isinstance(leaf, lazy_tensor.LazyTensor):
         return leaf
     if isinstance(leaf, torch.Tensor):
@@ -65,22 +65,22 @@ def wrap(
             leaf = to_jax(leaf)
     if isinstance(leaf, UnevenArray):
         raise TypeError(
-            f"a torch function takes whole arrays, and given was {leaf}; let it be computed in its "
-            "blocks: iso.domain.lift(function)(..)"
+            f"a torch function takes arrays in blocks of equal sizes, not {leaf}; compute in its "
+            "blocks with iso.domain.lift(function)(..)"
         )
     if not isinstance(leaf, jax.Array):
         return leaf
     aval = aval_of(leaf, dtype, like)
     value = Value.handed(leaf if leaf.dtype == aval.physical else astype(leaf, aval.physical))
-    if said is not None:
-        SAID[value] = said
+    if sharding is not None:
+        DECLARED[value] = sharding
     return lazy_tensor.fresh(aval, value)
 
 
 def aval_of(
     array: ArrayLike, dtype: torch.dtype | None = None, like: torch.Tensor | None = None
 ) -> Aval:
-    """What a tensor over an array is.
+    """The aval of a tensor over an array.
 
     Args:
         array: or a tracer.
@@ -98,13 +98,13 @@ def aval_of(
     return Aval.contiguous(size, dtype or logical_dtype(array.dtype))
 
 
-_CUT = (
+_HAS_GRAPH = (
     "a tensor of shape {} was computed from tensors that require grad, and JAX would not see the "
     "graph; pass x.detach(), or call the module in torch"
 )
 _SYMBOLIC = (
-    "torch code is recorded for sizes that are known, and an argument has the shape {}; export it "
-    "for each size, or give numbers in place of jax.export.symbolic_shape"
+    "torch code is recorded for static shapes, and an argument has the shape {}; export it for "
+    "each size, or pass numbers in place of jax.export.symbolic_shape"
 )
 
 
@@ -116,12 +116,7 @@ def unwrap(leaf: Leaf) -> Any:
 
 
 def constant(tensor: torch.Tensor, name: str = "tensor") -> jax.Array:
-    """The elements of a tensor in JAX, also while JAX traces.
-
-    Args:
-        tensor: on any device.
-        name: for messages.
-    """
+    """The elements of a tensor in JAX, also while JAX traces."""
     with jax.ensure_compile_time_eval():
         return Torch().to_jax(tensor.detach(), name=name)
 
@@ -133,7 +128,7 @@ def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:
     if isinstance(array, UnevenArray):
         return input_placement.array_of(value)
     if not isinstance(array, Tracer | np.ndarray):
-        value.shared = True  # a function gets it, which may keep it
+        value.shared = True  # the function may keep a reference, so its buffer is never donated
     if not isinstance(array, np.ndarray):
         return array
     with jax.enable_x64(True):
@@ -149,7 +144,7 @@ def keys(rng: jax.Array | None) -> Iterator[jax.Array] | None:
     if rng is None:
         return None
 
-    return (jax.random.fold_in(rng, number) for number in itertools.count())
+    return (jax.random.fold_in(rng, index) for index in itertools.count())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,11 +161,11 @@ class Result:
 
     @staticmethod
     def of(leaf: Leaf, array: ArrayLike | None = None) -> Any:
-        """What stands for a tensor, while its program can still be added to; else the leaf.
+        """A `Result` of a tensor; anything else as it is.
 
         Args:
             leaf: a tensor, or anything else.
-            array: its elements, where they are known.
+            array: its elements, where they are computed already.
         """
         if not isinstance(leaf, torch.Tensor):
             return leaf

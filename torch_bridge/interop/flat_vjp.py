@@ -1,17 +1,17 @@
 """A JAX function of flat arguments, and its VJP, which takes the residuals as arguments.
 
 >>> import jax.numpy as jnp
->>> one = jax.ShapeDtypeStruct((), jnp.float32)
->>> f = Pulled(lambda x, y: {"product": x * y}, [one, one], [True, False])
+>>> scalar = jax.ShapeDtypeStruct((), jnp.float32)
+>>> f = FlatVjp(lambda x, y: {"product": x * y}, [scalar, scalar], [True, False])
 >>> x, y = jnp.float32(3.0), jnp.float32(4.0)
 >>> (product,) = f.forward(x, y)                 # `x` is not needed for the gradient of `x`
->>> f.kept                                        # and `y`, number 1, is
+>>> f.residual_positions                          # and `y`, operand 1, is
 [1]
 >>> f.backward([y], [jnp.float32(1.0)])
 [Array(4., dtype=float32)]
 
-A residual is often an operand or a result, which the caller has anyway; only the rest is given out
-besides.
+A residual is often an operand or a result, which the caller has anyway; `forward` returns only the
+others in addition.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from isoshard.core.runtime.jaxprs import closed, opened
 from isoshard.core.runtime.shard_map_axes import varying, varying_over
 
 
-class Pulled:
+class FlatVjp:
     """A function traced for operands like these.
 
     Attributes:
         structure: how the results are nested.
         operands: the abstract value of each operand.
         outs: the abstract value of each result.
-        floating: numbers of the results that have gradients.
-        wanted: numbers of the operands whose gradients are wanted.
-        kept: for each residual, where it is among operands, results and the rest.
-        rest: the abstract values of that rest.
+        floating: indices of the results that have gradients.
+        argnums: indices of the operands whose gradients are computed.
+        residual_positions: of each residual its index among operands, results and `rest`.
+        rest: the abstract values of the residuals that are neither operands nor results.
         holds_tracers: the function closes over values of a JAX trace around it.
         program: the jaxpr.
     """
@@ -48,21 +48,21 @@ class Pulled:
     structure: Any
 
     def __init__(
-        self, function: Callable[..., Any], operands: Sequence[Any], wanted: Sequence[bool]
+        self, function: Callable[..., Any], operands: Sequence[Any], needs_grad: Sequence[bool]
     ):
-        """Trace the function, and its residuals if a gradient is wanted.
+        """Trace the function, and its residuals if a gradient is needed.
 
         Args:
             function: takes one array per operand; returns a pytree.
             operands: shape and dtype of each; and its layout, where that is part of its type.
-            wanted: for each operand, whether its gradient is.
+            needs_grad: for each operand, whether its gradient is computed.
         """
-        self.wanted = [number for number, want in enumerate(wanted) if want]
+        self.argnums = [index for index, needed in enumerate(needs_grad) if needed]
         self._pull: Any = None
-        # Once: what the function closes over may be another when a gradient is asked for.
+        # Traced once: what the function closes over may have changed when a gradient is computed.
         traced = jax.make_jaxpr(self._flat(function))(*operands)
         self._function = jaxpr_as_fun(traced)
-        if self.wanted:
+        if self.argnums:
             traced = jax.make_jaxpr(self._with_residuals)(*operands)
         self.holds_tracers = any(isinstance(const, Tracer) for const in traced.consts)
         self._compute = jaxpr_as_fun(traced)
@@ -71,48 +71,48 @@ class Pulled:
         results = jaxpr.outvars[:count]
         self.operands = [var.aval for var in jaxpr.invars]
         self.outs = [var.aval for var in results]
-        self.floating = [number for number, out in enumerate(self.outs) if _has_gradients(out)]
-        places = {id(var): number for number, var in enumerate((*jaxpr.invars, *results))}
-        self.kept: list[int] = []
+        self.floating = [index for index, out in enumerate(self.outs) if _has_gradients(out)]
+        positions = {id(var): position for position, var in enumerate((*jaxpr.invars, *results))}
+        self.residual_positions: list[int] = []
         self._chosen = list(range(count))
-        for number, var in enumerate(jaxpr.outvars[count:], count):
-            if id(var) not in places:
-                places[id(var)] = len(operands) + len(self._chosen)
-                self._chosen.append(number)
-            self.kept.append(places[id(var)])
-        self.rest = [jaxpr.outvars[number].aval for number in self._chosen[count:]]
+        for index, var in enumerate(jaxpr.outvars[count:], count):
+            if id(var) not in positions:
+                positions[id(var)] = len(operands) + len(self._chosen)
+                self._chosen.append(index)
+            self.residual_positions.append(positions[id(var)])
+        self.rest = [jaxpr.outvars[index].aval for index in self._chosen[count:]]
 
     @property
-    def pulled(self) -> list[Any]:
+    def backward_avals(self) -> list[Any]:
         """The abstract values that `backward` takes: the residuals, and the gradients."""
-        found = [*self.operands, *self.outs, *self.rest]
-        return [*(found[place] for place in self.kept), *(self.outs[n] for n in self.floating)]
+        avals = [*self.operands, *self.outs, *self.rest]
+        return [
+            *(avals[position] for position in self.residual_positions),
+            *(self.outs[n] for n in self.floating),
+        ]
 
     def forward(self, *arrays: jax.Array) -> list[jax.Array]:
         """Compute the results and the rest.
-
-        Args:
-            *arrays: one per operand.
 
         Returns:
             The results, one per leaf of `structure`, then what `rest` describes.
         """
         results = self._compute(*arrays)
-        return [results[number] for number in self._chosen]
+        return [results[index] for index in self._chosen]
 
     def backward(
-        self, kept: Sequence[jax.Array], grads: Sequence[jax.Array | None]
+        self, residuals: Sequence[jax.Array], grads: Sequence[jax.Array | None]
     ) -> list[jax.Array]:
         """Compute the VJP.
 
         Args:
-            kept: the residuals, at the places that `kept` names.
+            residuals: in the order of `residual_positions`.
             grads: one per floating result; None stands for zeros.
 
         Returns:
-            The gradients of the wanted operands.
+            The gradients of the operands `argnums`.
         """
-        return self._gradients(jax.tree.unflatten(self._pull, kept), grads, self.outs)
+        return self._gradients(jax.tree.unflatten(self._pull, residuals), grads, self.outs)
 
     def gradient(
         self, arrays: Sequence[jax.Array], grads: Sequence[jax.Array | None]
@@ -124,7 +124,7 @@ class Pulled:
             grads: as for `backward`.
 
         Returns:
-            The gradients of the wanted operands.
+            The gradients of the operands `argnums`.
         """
         results, pull = self._differentiated(arrays)
         return self._gradients(pull, grads, list(map(jax.typeof, results)))
@@ -142,31 +142,31 @@ class Pulled:
         return [*results, *needed]
 
     def _differentiated(self, arrays: Sequence[jax.Array]) -> tuple[list[Any], Any]:
-        return jax.vjp(self._of_wanted(arrays), *(arrays[number] for number in self.wanted))
+        return jax.vjp(self._of_argnums(arrays), *(arrays[index] for index in self.argnums))
 
-    def _of_wanted(self, arrays: Sequence[jax.Array]) -> Callable[..., list[jax.Array]]:
-        """The results as a function of the operands whose gradients are wanted."""
+    def _of_argnums(self, arrays: Sequence[jax.Array]) -> Callable[..., list[jax.Array]]:
+        """The results as a function of the operands `argnums`."""
 
-        def of_wanted(*chosen: jax.Array) -> list[jax.Array]:
-            given = list(arrays)
-            for number, array in zip(self.wanted, chosen, strict=True):
-                given[number] = array
-            return self._function(*given)
+        def of_argnums(*chosen: jax.Array) -> list[jax.Array]:
+            operands = list(arrays)
+            for index, array in zip(self.argnums, chosen, strict=True):
+                operands[index] = array
+            return self._function(*operands)
 
-        return of_wanted
+        return of_argnums
 
     def _gradients(
         self, pull: Any, grads: Sequence[jax.Array | None], outs: Sequence[Any]
     ) -> list[jax.Array]:
         """Torch's gradient of a complex number is the conjugate of JAX's."""
-        given = iter(grads)
+        grads_left = iter(grads)
         cotangents = [
-            _cotangent(next(given), out)
+            _cotangent(next(grads_left), out)
             if _has_gradients(out)
             else np.zeros(out.shape, jax.dtypes.float0)
             for out in outs
         ]
-        return [jnp.conj(found) for found in pull(cotangents)]
+        return [jnp.conj(gradient) for gradient in pull(cotangents)]
 
 
 def hoisted(
@@ -189,15 +189,15 @@ def hoisted(
         return results
 
     traced = jax.make_jaxpr(flat)(*operands)
-    found = [const for const in traced.consts if isinstance(const, Tracer)]
+    tracers = [const for const in traced.consts if isinstance(const, Tracer)]
 
     def run(*arrays: Any) -> Any:
         values = iter(arrays[len(operands) :])
-        consts = [next(values) if isinstance(one, Tracer) else one for one in traced.consts]
+        consts = [next(values) if isinstance(const, Tracer) else const for const in traced.consts]
         program = closed(opened(traced), consts)
         return jax.tree.unflatten(structures[0], jaxpr_as_fun(program)(*arrays[: len(operands)]))
 
-    return found, run
+    return tracers, run
 
 
 def _has_gradients(aval: Any) -> bool:
@@ -205,16 +205,18 @@ def _has_gradients(aval: Any) -> bool:
 
 
 def _cotangent(grad: jax.Array | None, out: Any) -> jax.Array:
-    """What JAX takes for a gradient: of what all devices have alike, the sum of what each says.
+    """A gradient of torch as a cotangent of JAX: summed over devices that share the result.
 
     Args:
         grad: torch's; None for zeros.
         out: the abstract value of the result.
     """
     if grad is None:
-        found = varying_over(jnp.zeros(out.shape, out.dtype), varying(out))
+        cotangent = varying_over(jnp.zeros(out.shape, out.dtype), varying(out))
     else:
-        found = jnp.conj(grad.astype(out.dtype))
+        cotangent = jnp.conj(grad.astype(out.dtype))
         shared = tuple(sorted(varying(grad) - varying(out)))
-        found = jax.lax.psum(found, shared) if shared else found
-    return jax.sharding.reshard(found, out.sharding) if is_typed(out.sharding.mesh) else found
+        cotangent = jax.lax.psum(cotangent, shared) if shared else cotangent
+    return (
+        jax.sharding.reshard(cotangent, out.sharding) if is_typed(out.sharding.mesh) else cotangent
+    )

@@ -33,15 +33,15 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.framework.framework import Torch
 
 from .calling_jax import TorchFunction
-from .operand_types import said, say
+from .operand_types import declare_sharding, declared_sharding
 from .sources import Arrays, Tree, source_of
 
 
 class _Level(torch.nn.Module):
-    """One part of the dotted names."""
+    """One level of the dotted names."""
 
-    def _hang(self, name: str, tensor: torch.Tensor) -> None:
-        """Put a tensor at a dotted name, making the levels on the way."""
+    def _register(self, name: str, tensor: torch.Tensor) -> None:
+        """Register a tensor under a dotted name, creating the levels on the way."""
         first, _, rest = name.partition(".")
         if rest:
             inside = dict(self.named_children())
@@ -49,7 +49,7 @@ class _Level(torch.nn.Module):
                 inside[first] = _Level()
                 self.add_module(first, inside[first])
             level: Any = inside[first]
-            level._hang(rest, tensor)
+            level._register(rest, tensor)
         elif isinstance(tensor, torch.nn.Parameter):
             self.register_parameter(first, tensor)
         else:
@@ -57,7 +57,7 @@ class _Level(torch.nn.Module):
 
 
 class TorchModule(_Level):
-    """A torch module that JAX computes; made by `torch_module`.
+    """A torch module that JAX computes; `torch_module` returns one.
 
     Args:
         source: what `torch_module` was given, as arrays by name and a pure function of them.
@@ -77,17 +77,17 @@ class TorchModule(_Level):
         """See `torch_module`."""
         super().__init__()
         vars(self)["_source"], vars(self)["_call"] = source, None
-        faults = []
+        errors = []
         for kind in ("parameters", "buffers"):
             for name, array in getattr(source, kind).items():
                 try:
-                    self._hang(name, _tensor(array, kind == "parameters"))
+                    self._register(name, _tensor(array, kind == "parameters"))
                 except KeyError as error:
-                    faults.append(f"{name} ({error.args[0]})")
-        if faults:
+                    errors.append(f"{name} ({error.args[0]})")
+        if errors:
             raise ValueError(
                 f"torch cannot have modules or tensors with these names of {source.name}: "
-                f"{', '.join(faults)}; rename them"
+                f"{', '.join(errors)}; rename them"
             )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class TorchModule(_Level):
 
         Raises:
             TypeError: as `TorchFunction`.
-            ValueError: the call makes or drops variables.
+            ValueError: the call creates or drops variables.
         """
         if vars(self)["_call"] is None:
             source: Tree = vars(self)["_source"]
@@ -111,11 +111,11 @@ class TorchModule(_Level):
             )
         parameters = dict(self.named_parameters(remove_duplicate=False))
         buffers = dict(self.named_buffers(remove_duplicate=False))
-        given = buffers
-        if torch.is_grad_enabled():  # backward may need them as they are now
-            given = {name: _cloned(buffer) for name, buffer in buffers.items()}
+        buffers_read = buffers
+        if torch.is_grad_enabled():  # backward may read them after the call has changed them
+            buffers_read = {name: _cloned(buffer) for name, buffer in buffers.items()}
         result, changed = vars(self)["_call"](
-            parameters, given, args, kwargs, training=self.training
+            parameters, buffers_read, args, kwargs, training=self.training
         )
         with torch.no_grad():
             for name, new in changed.items():
@@ -123,7 +123,7 @@ class TorchModule(_Level):
         return result
 
     def rebuilt(self) -> Any:
-        """What it was made of, with the present values.
+        """The Flax module or pytree that this was made of, with the present values.
 
         Returns:
             A new NNX module, the variables of a Linen module, or the pytree; arrays are shared
@@ -136,7 +136,7 @@ class TorchModule(_Level):
         return vars(self)["_source"].joined(arrays)
 
     def extra_repr(self) -> str:
-        """What computes it."""
+        """The name of the source."""
         return f"computed by JAX: {vars(self)['_source'].name}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,9 +158,9 @@ def _cloned(buffer: torch.Tensor) -> torch.Tensor:
     """A copy that has the type of a buffer."""
     copy = buffer.clone()
     if isinstance(buffer, lazy_tensor.LazyTensor) and isinstance(copy, lazy_tensor.LazyTensor):
-        layout = said(buffer)
+        layout = declared_sharding(buffer)
         if layout is not None and is_typed(layout.mesh):
-            say(copy, layout)
+            declare_sharding(copy, layout)
     return copy
 
 

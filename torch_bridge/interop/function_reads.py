@@ -1,8 +1,8 @@
-"""What a JAX function has read of the objects around it whenever it was traced.
+"""The Python state that a JAX function reads, compared before a trace of it is used again.
 
-JAX traces a function once for arguments of a kind, and what the function closes over is a constant
-of that trace. Code that torch calls is expected to see what its closure, its globals and its
-objects hold now, so a trace serves for as long as all of that is as it was:
+JAX traces a function once for each shape and dtype, and what the function closes over is a constant
+of that trace. Code that torch calls is expected to see the present values of its closure, its
+globals and its objects, so a trace is used for as long as all of those are unchanged:
 
 >>> scale = [2.0]
 >>> reads = Reads(lambda x: x * scale[0], "scaled")
@@ -34,12 +34,12 @@ from isoshard.torch_bridge.engine.capture.guards import Guard
 from isoshard.torch_bridge.engine.capture.object_walk import LARGEST_ARRAY, ObjectWalk
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
-KEPT = 8
-"""How many states of what a function reads are told apart; the one not met for longest goes."""
+MAX_VERSIONS = 8
+"""How many states of a function's reads are kept; the least recently used is dropped."""
 
 
 class Reads:
-    """What a function reads.
+    """The reads of a function.
 
     NumPy arrays of more than 16 MB, and iterators, are taken as they are at first.
 
@@ -59,50 +59,50 @@ class Reads:
         self._version = 0
 
     def version(self) -> int:
-        """A number for what the function reads as it is now: traces have the number of theirs.
+        """The version of the present state; a trace is valid for the version it was made with.
 
         A step that is being captured reads the same.
         """
-        self._tell()
-        for number in reversed(self._guards):
-            if self._guards[number].check():
-                self._guards[number] = self._guards.pop(number)  # last again
-                return number
+        self._include_in_active()
+        for version in reversed(self._guards):
+            if self._guards[version].check():
+                self._guards[version] = self._guards.pop(version)  # last again
+                return version
         return self._version
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Context in which the function is traced, for the version that was asked for last."""
-        number = self.version()
-        with executed_code.ExecutedCode() as ran:
+        """Context in which the function is traced, for the present version."""
+        version = self.version()
+        with executed_code.ExecutedCode() as executed:
             yield
-        self._executed.include(ran)
-        found = ObjectWalk(self._executed)
-        found.walk(self.function, self._name)
-        found.walk_globals(self._executed.codes)
+        self._executed.include(executed)
+        walk = ObjectWalk(self._executed)
+        walk.walk(self.function, self._name)
+        walk.walk_globals(self._executed.codes)
         self._executed.sources = [
             CallResult(functools.partial(_elements, tensor), path)
-            for tensor, path in found.tensors.values()
+            for tensor, path in walk.tensors.values()
         ]
-        self._guards[number] = Guard([*found.sources, *self._executed.sources])
-        self._tell()
-        self._version = max(self._version, number + 1)
-        while len(self._guards) > KEPT:
+        self._guards[version] = Guard([*walk.sources, *self._executed.sources])
+        self._include_in_active()
+        self._version = max(self._version, version + 1)
+        while len(self._guards) > MAX_VERSIONS:
             del self._guards[next(iter(self._guards))]
 
-    def _tell(self) -> None:
+    def _include_in_active(self) -> None:
         around = executed_code.active()
         if around is not None:
             around.include(self._executed)
 
 
 def _elements(tensor: torch.Tensor) -> Any:
-    """Another object whenever the elements of a tensor may be others."""
+    """A key that changes whenever the elements of a tensor may have changed."""
     if isinstance(tensor, lazy_tensor.LazyTensor):
         return tensor._storage.value
     if tensor.is_inference():
         return object()  # torch counts no writes to it
-    place = (tensor.data_ptr(), writes(tensor))
+    memory = (tensor.data_ptr(), writes(tensor))
     if tensor.device.type == "cpu" and tensor.nbytes <= LARGEST_ARRAY:
-        return (*place, to_numpy(tensor.detach()).tobytes())  # writes to `.data` are not counted
-    return place
+        return (*memory, to_numpy(tensor.detach()).tobytes())  # writes to `.data` are not counted
+    return memory

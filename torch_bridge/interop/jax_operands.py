@@ -29,7 +29,7 @@ class JaxOperand:
     keys: str | None = None
 
     def value(self, arrays: Iterator[Any]) -> Any:
-        """What the function is given: the next array."""
+        """The argument of the function: the next array."""
         array = next(arrays)
         return array if self.keys is None else jax.random.wrap_key_data(array, impl=self.keys)
 
@@ -44,11 +44,11 @@ class Constant:
     constant: Any
 
     def value(self, arrays: Iterator[Any]) -> Any:
-        """What the function is given: itself."""
+        """The argument of the function: the constant itself."""
         return self.constant
 
     def __eq__(self, other: object) -> bool:
-        """Whether no code can tell the constants apart."""
+        """Whether the constants are equal and of equal types, nested ones too."""
         return isinstance(other, Constant) and exact(self.constant) == exact(other.constant)
 
     def __hash__(self) -> int:
@@ -56,14 +56,11 @@ class Constant:
         return hash(exact(self.constant))
 
 
-def sorted_out(leaf: Leaf) -> tuple[JaxOperand | Constant, Any]:
-    """Tell arrays from constants.
-
-    Args:
-        leaf: an argument that is no tensor.
+def classify(leaf: Leaf) -> tuple[JaxOperand | Constant, Any]:
+    """Classify an argument as an array or a constant.
 
     Returns:
-        What it is, and the array to put among the operands; None for a constant.
+        Its kind, and the array to append to the operands; None for a constant.
     """
     if isinstance(leaf, torch.dtype):
         return Constant(jax_dtype(physical_dtype(leaf))), None
@@ -82,15 +79,12 @@ def of_operands(
     Args:
         function: takes arguments of any structure.
         structure: of `(args, kwargs)`.
-        fixed: what each leaf is.
-
-    Returns:
-        A function that takes one array per operand.
+        fixed: the kind of each leaf.
     """
 
     def flat(*arrays: jax.Array) -> Any:
         rest = iter(arrays)
-        args, kwargs = jax.tree.unflatten(structure, [one.value(rest) for one in fixed])
+        args, kwargs = jax.tree.unflatten(structure, [argument.value(rest) for argument in fixed])
         return function(*args, **kwargs)
 
     return flat

@@ -1,4 +1,4 @@
-"""A module's tensors, made of arrays that JAX gives for them."""
+"""Arrays of JAX as tensors in the place of a module's."""
 
 from __future__ import annotations
 
@@ -17,74 +17,66 @@ from isoshard.torch_bridge.layout.widths import jax_dtype
 from .recorded_function import Take
 
 
-def check(arrays: Mapping[str, ArrayLike], own: Mapping[str, torch.Tensor], what: str) -> None:
-    """Refuse arrays that are not what a module has.
-
-    Args:
-        arrays: by name.
-        own: the module's tensors.
-        what: of which module they are, for the message.
+def check(arrays: Mapping[str, ArrayLike], tensors: Mapping[str, torch.Tensor], what: str) -> None:
+    """Check arrays against the shapes and dtypes of a module's tensors.
 
     Raises:
         ValueError: some have other shapes or dtypes.
     """
-    faults = []
+    errors = []
     for name, array in arrays.items():
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
             continue
-        mine = own[name]
-        shape, dtype = tuple(mine.shape), physical_dtype(mine.dtype)
-        given = array.dtype
-        given = physical_dtype(given) if isinstance(given, torch.dtype) else given
-        if tuple(array.shape) != shape or given not in (dtype, jax_dtype(dtype)):
-            faults.append(
-                f"{name} is {given}{list(array.shape)} and the module's {dtype}{list(shape)}"
+        tensor = tensors[name]
+        shape, dtype = tuple(tensor.shape), physical_dtype(tensor.dtype)
+        array_dtype = array.dtype
+        array_dtype = (
+            physical_dtype(array_dtype) if isinstance(array_dtype, torch.dtype) else array_dtype
+        )
+        if tuple(array.shape) != shape or array_dtype not in (dtype, jax_dtype(dtype)):
+            errors.append(
+                f"{name} is {array_dtype}{list(array.shape)} and the module's {dtype}{list(shape)}"
             )
-    if faults:
-        more = f", and {len(faults) - 10} more" if len(faults) > 10 else ""
+    if errors:
+        more = f", and {len(errors) - 10} more" if len(errors) > 10 else ""
         raise ValueError(
-            f"{what} must have the shapes and dtypes of the module: {'; '.join(faults[:10])}{more}."
+            f"{what} must have the shapes and dtypes of the module: {'; '.join(errors[:10])}{more}."
             " For another dtype convert the module, such as by module.bfloat16()"
         )
 
 
-def taken(
-    arrays: Mapping[str, ArrayLike], own: Mapping[str, torch.Tensor], take: Take
+def replacements(
+    arrays: Mapping[str, ArrayLike], tensors: Mapping[str, torch.Tensor], take: Take
 ) -> dict[str, torch.Tensor]:
     """Tensors in the place of a module's.
 
-    One that is a part of another's memory is a part of the other, so that it sees what is written
-    there; its own array counts for nothing.
-
-    Args:
-        arrays: by name.
-        own: the module's tensors.
-        take: makes tensors of arrays.
+    A tensor over the memory of a larger one becomes a view of the larger one's replacement, so that
+    writes show in both; its own array is ignored.
     """
-    wholes = _wholes(own)
-    found = {name: take(array, like=own[name]) for name, array in arrays.items()}
-    for name, (whole, offset) in wholes.items():
-        if name in found and whole in found:
-            mine = own[name]
-            found[name] = found[whole].as_strided(mine.shape, mine.stride(), offset)
-    return found
+    bases = _bases(tensors)
+    new = {name: take(array, like=tensors[name]) for name, array in arrays.items()}
+    for name, (base, offset) in bases.items():
+        if name in new and base in new:
+            tensor = tensors[name]
+            new[name] = new[base].as_strided(tensor.shape, tensor.stride(), offset)
+    return new
 
 
-def _wholes(own: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
-    """Of tensors that are parts of others: of which, and where they begin in it."""
+def _bases(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
+    """For tensors that are views into larger ones: the name of the larger one, and the offset."""
     by_memory: dict[Any, list[str]] = {}
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         by_memory.setdefault(_memory(tensor), []).append(name)
-    found = {}
+    bases = {}
     for names in by_memory.values():
-        whole = max(names, key=lambda name: own[name].numel())
-        first = own[whole]
+        base = max(names, key=lambda name: tensors[name].numel())
+        first = tensors[base]
         for name in names if first.is_contiguous() else ():
-            offset = own[name].storage_offset() - first.storage_offset()
-            inside = offset >= 0 and offset + _extent(own[name]) <= first.numel()
-            if name != whole and inside and own[name].dtype == first.dtype:
-                found[name] = (whole, int(offset))
-    return found
+            offset = tensors[name].storage_offset() - first.storage_offset()
+            inside = offset >= 0 and offset + _extent(tensors[name]) <= first.numel()
+            if name != base and inside and tensors[name].dtype == first.dtype:
+                bases[name] = (base, int(offset))
+    return bases
 
 
 def _memory(tensor: torch.Tensor) -> Any:
@@ -96,32 +88,31 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """How many elements of memory there are from a tensor's first to its last."""
+    """The number of elements in memory from a tensor's first to its last."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((extent - 1) * step for extent, step in pairs)
 
 
 @contextmanager
 def unchanged(module: torch.nn.Module, name: str) -> Iterator[None]:
-    """Context in which a module gets no tensors that it did not have.
-
-    Args:
-        module: whose code runs.
-        name: of it, for the message.
+    """Context in which a module must not register new tensors.
 
     Raises:
-        RuntimeError: it has registered some, which are taken away again.
+        RuntimeError: it has registered some, which are removed again.
     """
     before = {
-        id(one): (set(own_parameters(one)), set(own_buffers(one))) for one in module.modules()
+        id(child): (set(own_parameters(child)), set(own_buffers(child)))
+        for child in module.modules()
     }
     yield
     new = []
-    for path, one in module.named_modules():
-        known = before.get(id(one), (set[str](), set[str]()))
-        for own, names in zip((own_parameters(one), own_buffers(one)), known, strict=True):
-            for key in own.keys() - names:
-                del own[key]
+    for path, child in module.named_modules():
+        names_before = before.get(id(child), (set[str](), set[str]()))
+        for tensors, names in zip(
+            (own_parameters(child), own_buffers(child)), names_before, strict=True
+        ):
+            for key in tensors.keys() - names:
+                del tensors[key]
                 new.append(f"{path}.{key}" if path else key)
     if new:
         raise RuntimeError(

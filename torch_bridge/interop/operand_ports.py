@@ -1,4 +1,4 @@
-"""Operands and results of recorded torch code, as torch has them and as JAX has them."""
+"""Conversion of operands and results of recorded torch code between JAX and torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Port:
         aval: of the tensor.
         type: of the array in JAX.
         flipped: whether the array is the conjugate of the tensor.
-        shared: inside `jax.shard_map`, what devices have alike stands for the mean of what each
-            of them has, and otherwise for the same on each (see `RecordedDerivative`).
-        like: of a cotangent, the number of the operand that it is one of.
+        shared: inside `jax.shard_map`, whether a value that is replicated over an axis is the mean
+            over its devices, not the same value on each (see `RecordedDerivative`).
+        like: of a cotangent, the index of its operand.
     """
 
     aval: Aval
@@ -36,8 +36,8 @@ class Port:
     like: int | None = None
 
     @property
-    def has_slope(self) -> bool:
-        """Whether it has a derivative."""
+    def has_cotangent(self) -> bool:
+        """Whether its dtype has derivatives."""
         return bool(jnp.issubdtype(self.type.dtype, jnp.inexact))
 
     def to_torch(self, array: ArrayLike) -> Any:
@@ -52,17 +52,13 @@ class Port:
             return astype(array, self.type.dtype)
         return for_jax(array, name=name)
 
-    def slope(self, like: int | None = None) -> Port:
-        """What has its cotangents.
-
-        Args:
-            like: the number of the operand that this is.
-        """
+    def cotangent(self, like: int | None = None) -> Port:
+        """The port of its cotangents; `like` is the index of this operand."""
         kind = ShapedArray(self.type.shape, self.type.dtype)
         return Port(self.aval, kind, not self.flipped, self.shared, like)
 
     def zeros(self, operands: Sequence[Any]) -> Any:
-        """The cotangent of an operand on which nothing depends.
+        """The cotangent of an operand that no result depends on.
 
         Args:
             operands: of the program.
@@ -70,24 +66,24 @@ class Port:
         zeros = jnp.zeros(self.type.shape, self.type.dtype)
         return zeros if self.like is None else varying_over(zeros, varying(operands[self.like]))
 
-    def apart(self, array: ArrayLike, axes: frozenset[Any]) -> Any:
-        """What each device has of an array that may be alike on all.
+    def vary_over(self, array: ArrayLike, axes: frozenset[Any]) -> Any:
+        """An array as one that varies over axes; a shared one divided among their devices.
 
         Args:
-            array: as a program is given it.
-            axes: over which the code may differ.
+            array: an input of the program.
+            axes: of the `jax.shard_map`, over which the code may vary.
         """
         missing = tuple(sorted(axes - varying(array)))
         if not (self.shared and missing):
             return array
         return varying_over(array, axes) / jax.lax.axis_size(missing)
 
-    def together(self, array: ArrayLike, axes: frozenset[Any], operands: Sequence[Any]) -> Any:
-        """A cotangent of an operand, of all devices if they have it alike.
+    def reduce_over(self, array: ArrayLike, axes: frozenset[Any], operands: Sequence[Any]) -> Any:
+        """A cotangent of an operand, reduced over axes that the operand is replicated over.
 
         Args:
             array: of each device.
-            axes: over which the code may differ.
+            axes: of the `jax.shard_map`, over which the code may vary.
             operands: of the program.
         """
         if self.like is None or not axes:

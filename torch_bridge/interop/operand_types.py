@@ -1,10 +1,10 @@
-"""The types of torch tensors on a mesh with Explicit axes, for a JAX function that is given them.
+"""The types of torch tensors on a mesh with Explicit axes, as operands of a JAX function.
 
-A tensor has the layout that somebody gave it as its type: `iso.shard`, `iso.to_torch`, a mark
-(`xs.mark_sharding`), or the JAX function that made it. What torch operations make is laid out by
-the compiler, and has no type: a function that is given such a tensor is traced under Auto axes.
-Whether the tensor has been computed already makes no difference. Scalars, and tensors on no mesh,
-are whole on each device.
+The type of a tensor is its declared sharding: by `iso.shard`, `iso.to_torch`, a mark
+(`xs.mark_sharding`), or the JAX function that returned it. The sharding of results of torch
+operations is the compiler's choice, so they have no type, and a function of such a tensor is traced
+under Auto axes. Whether the tensor has been computed already makes no difference. Scalars, and
+tensors on no mesh, are replicated.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> mesh = jax.make_mesh((8,), ("x",))
@@ -14,7 +14,7 @@ True
 >>> _ = xs.mark_sharding(t, mesh, P("x"))
 >>> [sharding.spec for sharding in types_of([t], "f", lambda: ["t"]).shardings]
 [P('x',)]
->>> types_of([t * 2, t], "f", lambda: ["t", "u"]).untold
+>>> types_of([t * 2, t], "f", lambda: ["t", "u"]).untyped
 (0,)
 """
 
@@ -40,40 +40,35 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
 from isoshard.torch_bridge.layout import marks
 
-from .convert import SAID
-from .users_mesh import described, explicit_part, of_type, under_auto_axes
+from .convert import DECLARED
+from .users_mesh import describe_mesh, explicit_spec, of_type, under_auto_axes
 
 
 @dataclasses.dataclass(frozen=True)
 class Types:
-    """What is known of the operands of a call on a mesh with Explicit axes.
+    """The types of the operands of a call on a mesh with Explicit axes.
 
     Attributes:
         mesh: the user's.
         shardings: of each operand, along Explicit axes; none if some operand has no type.
-        untold: numbers of the operands that have none.
+        untyped: indices of the operands that have none.
     """
 
     mesh: AnyMesh
     shardings: tuple[NamedSharding, ...]
-    untold: tuple[int, ...] = ()
+    untyped: tuple[int, ...] = ()
 
     def entered(self) -> contextlib.AbstractContextManager[Any]:
         """Context in which JAX finds the user's mesh; under Auto axes if an operand has no type."""
-        if self.untold:
+        if self.untyped:
             return under_auto_axes(self.mesh)
         return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
 
 
 def types_of(
-    tensors: Sequence[lazy_tensor.LazyTensor], what: str, names: Callable[[], Sequence[str]]
+    tensors: Sequence[lazy_tensor.LazyTensor], name: str, names: Callable[[], Sequence[str]]
 ) -> Types | None:
     """The types of tensors that a JAX function is called with.
-
-    Args:
-        tensors: the operands.
-        what: is called, for messages.
-        names: gives the names of the operands, for messages.
 
     Returns:
         The types; None if none of them is on a mesh with Explicit axes.
@@ -81,52 +76,56 @@ def types_of(
     Raises:
         ShardingError: they are on different meshes.
     """
-    layouts = [said(tensor) for tensor in tensors]
-    mesh = next((one.mesh for one in layouts if one is not None and is_typed(one.mesh)), None)
+    layouts = [declared_sharding(tensor) for tensor in tensors]
+    mesh = next(
+        (layout.mesh for layout in layouts if layout is not None and is_typed(layout.mesh)), None
+    )
     if mesh is None:
         if not is_typed(jax.sharding.get_abstract_mesh()) or any(layouts):
             return None
         mesh = ambient_mesh()
-    if not all(one is None or _goes_with(one.mesh, mesh) for one in layouts):
+    if not all(layout is None or _is_compatible(layout.mesh, mesh) for layout in layouts):
         pairs = zip(names(), layouts, strict=True)
-        lie = "; ".join(f"{name} on {described(one.mesh)}" for name, one in pairs if one)
+        where = "; ".join(
+            f"{name} on {describe_mesh(layout.mesh)}" for name, layout in pairs if layout
+        )
         raise ShardingError(
-            f"{what}: the tensors lie on different meshes: {lie}. Lay them out on one: "
+            f"{name}: the tensors are on different meshes: {where}. Reshard them to one: "
             "iso.reshard(tensor, mesh, spec)"
         )
-    shardings, untold = [], []
-    for number, (tensor, one) in enumerate(zip(tensors, layouts, strict=True)):
-        if one is not None:
-            shardings.append(NamedSharding(mesh, explicit_part(one.spec, mesh)))
+    shardings, untyped = [], []
+    for index, (tensor, layout) in enumerate(zip(tensors, layouts, strict=True)):
+        if layout is not None:
+            shardings.append(NamedSharding(mesh, explicit_spec(layout.spec, mesh)))
         elif tensor.dim() == 0 or _is_on_no_mesh(tensor):
             shardings.append(NamedSharding(mesh, P()))
         else:
-            untold.append(number)
-    return Types(mesh, () if untold else tuple(shardings), tuple(untold))
+            untyped.append(index)
+    return Types(mesh, () if untyped else tuple(shardings), tuple(untyped))
 
 
-def _goes_with(one: AnyMesh, mesh: AnyMesh) -> bool:
-    return same_grid(one, mesh) and (not is_typed(one) or one.axis_types == mesh.axis_types)
+def _is_compatible(other: AnyMesh, mesh: AnyMesh) -> bool:
+    return same_grid(other, mesh) and (not is_typed(other) or other.axis_types == mesh.axis_types)
 
 
-def said(tensor: lazy_tensor.LazyTensor) -> NamedSharding | None:
-    """The layout that somebody gave a tensor, in equal blocks."""
+def declared_sharding(tensor: lazy_tensor.LazyTensor) -> NamedSharding | None:
+    """The sharding that was declared for a tensor, in blocks of equal sizes; else None."""
     if tensor._chain.ops:
         return None
     storage = tensor._storage
     value = storage.value
-    found: Any = storage.annotation or SAID.get(value)
-    if found is None and value.slot < 0 and value.layout != layouts.UNPLACED:  # never recorded
-        found = layouts.as_named(value.layout)
-    if not isinstance(found, NamedSharding) or layouts.blocks(value.layout) is not None:
+    sharding: Any = storage.annotation or DECLARED.get(value)
+    if sharding is None and value.slot < 0 and value.layout != layouts.UNPLACED:  # never recorded
+        sharding = layouts.as_named(value.layout)
+    if not isinstance(sharding, NamedSharding) or layouts.blocks(value.layout) is not None:
         return None
-    return found
+    return sharding
 
 
-def say(tensor: lazy_tensor.LazyTensor, sharding: NamedSharding) -> None:
-    """Give a new tensor a layout, which it has or gets where it is computed.
+def declare_sharding(tensor: lazy_tensor.LazyTensor, sharding: NamedSharding) -> None:
+    """Declare the sharding of a new tensor, which it has, or gets when it is computed.
 
-    Along other than Explicit axes a type leaves it to the compiler, so it is no whole layout there.
+    A type has no entries for other than Explicit axes, so it is no complete sharding there.
     """
     if not sharding.mesh.are_all_axes_explicit:
         return
@@ -134,7 +133,7 @@ def say(tensor: lazy_tensor.LazyTensor, sharding: NamedSharding) -> None:
     if value.array is None and isinstance(sharding.mesh, Mesh):
         marks.mark_result(tensor, sharding)
     else:
-        SAID[value] = sharding
+        DECLARED[value] = sharding
 
 
 def _is_on_no_mesh(tensor: lazy_tensor.LazyTensor) -> bool:
@@ -158,42 +157,37 @@ def typed_call(
         function: takes arrays.
         arrays: under Auto axes, or on no mesh.
         avals: that it was traced with.
-        types: what `types_of` found.
+        types: as `types_of` returned them.
     """
-    given = []
+    operands = []
     for x, aval in zip(arrays, avals, strict=True):
         sharding = aval.sharding
         if is_typed(sharding.mesh):
             x = of_type(x, sharding if types is None else on_mesh(sharding, types.mesh))
-        given.append(x)
+        operands.append(x)
     with under_auto_axes() if types is None else types.entered():
-        found = function(*given)
-    return [under_auto(x) if isinstance(x, jax.Array) else x for x in found]
+        results = function(*operands)
+    return [under_auto(x) if isinstance(x, jax.Array) else x for x in results]
 
 
-def explained(error: Exception, types: Types | None, names: Sequence[str], what: str) -> Exception:
-    """What to raise where a function could not be traced.
-
-    Args:
-        error: what JAX raised.
-        types: of the operands.
-        names: of the operands.
-        what: was called.
-    """
-    where = f"{what}, called at {metrics.user_location()}"
-    if types is not None and types.untold:
+def explained_error(
+    error: Exception, types: Types | None, names: Sequence[str], name: str
+) -> Exception:
+    """The exception to raise for a function that could not be traced."""
+    where = f"{name}, called at {metrics.user_location()}"
+    if types is not None and types.untyped:
         error.add_note(
-            f"{where}, was traced under Auto axes: nobody has said how "
-            f"{', '.join([names[number] for number in types.untold])} lie; torch operations made "
-            "them, and the compiler lays them out. For a function that speaks of Explicit axes, "
-            "mark them first: xs.mark_sharding(t, mesh, spec)."
+            f"{where}, was traced under Auto axes: no sharding is declared for "
+            f"{', '.join([names[index] for index in types.untyped])}, and the compiler chooses "
+            "that of results of torch operations. For a function that uses Explicit axes, mark "
+            "them first: xs.mark_sharding(t, mesh, spec)."
         )
     elif type(error).__name__ == "ShardingTypeError" and types is not None:
         pairs = zip(names, types.shardings, strict=True)
-        lie = ", ".join(f"{name} as {sharding.spec}" for name, sharding in pairs)
+        shardings = ", ".join(f"{name} as {sharding.spec}" for name, sharding in pairs)
         return ShardingError(
-            f"{where}: {error}\nThe operands lie over the mesh {described(types.mesh)}: {lie}. Say "
-            "in the JAX function how the result shall lie (out_sharding=..), or lay an operand out "
-            "first (jax.sharding.reshard there, iso.reshard here)."
+            f"{where}: {error}\nThe operands are on the mesh {describe_mesh(types.mesh)}: "
+            f"{shardings}. Give the result a sharding in the JAX function (out_sharding=..), or "
+            "reshard an operand first (jax.sharding.reshard there, iso.reshard here)."
         )
     return error

@@ -13,7 +13,7 @@ Tensors and arrays cross through DLPack and share their memory where they can:
 
 A CPU tensor is shared if it is contiguous and starts on a 64-byte boundary, which fresh tensors do;
 another is copied, which `isoshard.metrics` counts ("copies", "copied_bytes"). `torch_function(..,
-copy=False)` refuses instead, and `copy=True` always copies. A result is always memory of its own,
+copy=False)` raises instead, and `copy=True` always copies. A result is always memory of its own,
 on the device of the arguments; one that JAX spread over several devices (by `shard_map`) is
 gathered, which is counted ("gathers"). Everything is finished when the call returns, so that an
 argument may be overwritten afterwards; torch sees such writes, if they spoil a gradient.
@@ -40,9 +40,9 @@ from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.common.exchange import shard_to_torch, to_numpy
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 
-from .flat_vjp import Pulled
+from .flat_vjp import FlatVjp
 from .function_reads import Reads
-from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
+from .jax_operands import TENSOR, classify, of_operands, surroundings
 
 
 class PlainFunction:
@@ -68,7 +68,7 @@ class PlainFunction:
         """See the class."""
         self._reads = reads
         self._function, self._name, self._copy, self._again = function, name, copy, again
-        self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS, "jax_function: plain tensors")
+        self._compiled: Bounded[Any, Compiled] = Bounded(PROGRAMS, "jax_function: plain tensors")
 
     def __call__(self, leaves: Sequence[Any], structure: PyTree) -> Any:
         """Compute the function.
@@ -94,19 +94,21 @@ class PlainFunction:
             kind, array = (
                 (TENSOR, to_array(leaf, self._copy, f"argument {len(arrays)} of {self._name}"))
                 if isinstance(leaf, torch.Tensor)
-                else sorted_out(leaf)
+                else classify(leaf)
             )
             fixed.append(kind)
             if array is not None:
                 arrays.append(jnp.asarray(array))
                 tensors.append(leaf if isinstance(leaf, torch.Tensor) else None)
         grad = torch.is_grad_enabled()
-        wanted = tuple([grad and one is not None and one.requires_grad for one in tensors])
+        needs_grad = tuple(
+            [grad and tensor is not None and tensor.requires_grad for tensor in tensors]
+        )
         shapes = tuple([(array.shape, array.dtype) for array in arrays])
         version = self._reads and self._reads.version()
-        key = (structure, tuple(fixed), shapes, wanted, version, *surroundings())
+        key = (structure, tuple(fixed), shapes, needs_grad, version, *surroundings())
         try:
-            compiled = self._known.get(key)
+            compiled = self._compiled.get(key)
         except TypeError as error:
             raise TypeError(
                 f"{self._name} takes tensors, arrays and hashable constants: {error}"
@@ -114,29 +116,29 @@ class PlainFunction:
         if compiled is None:
             function = of_operands(self._function, structure, fixed)
             with self._reads.tracing() if self._reads else nullcontext():
-                compiled = Compiled(function, arrays, wanted, self._name, self._again)
-            self._known[key] = compiled
-        if any(wanted):
+                compiled = Compiled(function, arrays, needs_grad, self._name, self._again)
+            self._compiled[key] = compiled
+        if any(needs_grad):
             results = _PlainCall.apply(compiled, arrays, *tensors)
         else:
             results = compiled.results(compiled.forward(*arrays))
-        return jax.tree.unflatten(compiled.pulled.structure, results)
+        return jax.tree.unflatten(compiled.vjp.structure, results)
 
 
 class Compiled:
     """A function compiled for operands like these.
 
     Attributes:
-        pulled: the function and its VJP, not compiled.
+        vjp: the function and its VJP, not compiled.
         forward: takes the operands; gives the results and the rest, finished.
-        backward: takes what `pulled.kept` names and the gradients of the floating results.
+        backward: takes the residuals and the gradients of the floating results.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         arrays: Sequence[jax.Array],
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         name: str,
         again: Callable[..., Callable[..., Any]],
     ):
@@ -145,7 +147,7 @@ class Compiled:
         Args:
             function: takes one array per operand.
             arrays: the operands.
-            wanted: for each operand, whether its gradient is.
+            needs_grad: for each operand, whether its gradient is computed.
             name: for messages and reports.
             again: see `PlainFunction`.
 
@@ -155,23 +157,23 @@ class Compiled:
         self._name, self._again = name, again
         self._gradient: Callable[..., Any] | None = None
         shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        self.pulled = pulled = Pulled(function, shapes, wanted)
-        for out in pulled.outs:
+        self.vjp = vjp = FlatVjp(function, shapes, needs_grad)
+        for out in vjp.outs:
             try:
                 logical_dtype(out.dtype)
             except TypeError as error:
                 raise TypeError(f"{name} gives a result that torch cannot hold: {error}") from None
-        self.forward = _finished(jax.jit(_unshared(pulled.forward)), name)
-        self.backward = _finished(jax.jit(_unshared(pulled.backward)), f"gradient of {name}")
+        self.forward = _finished(jax.jit(_unshared(vjp.forward)), name)
+        self.backward = _finished(jax.jit(_unshared(vjp.backward)), f"gradient of {name}")
 
     def results(self, outputs: Sequence[jax.Array]) -> list[torch.Tensor]:
         """The results among the outputs, as tensors over their memory."""
-        return [shard_to_torch(_on_one_device(array)) for array in outputs[: len(self.pulled.outs)]]
+        return [shard_to_torch(_on_single_device(array)) for array in outputs[: len(self.vjp.outs)]]
 
     def gradient(self) -> Callable[..., Any]:
         """The VJP as a function of operands and gradients that can be differentiated."""
         if self._gradient is None:
-            self._gradient = self._again(self.pulled.gradient, name=f"gradient of {self._name}")
+            self._gradient = self._again(self.vjp.gradient, name=f"gradient of {self._name}")
         return self._gradient
 
 
@@ -184,39 +186,43 @@ class _PlainCall(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         outputs = compiled.forward(*arrays)
         results = compiled.results(outputs)
-        pulled = compiled.pulled
+        vjp = compiled.vjp
         ctx.compiled, ctx.width = compiled, len(tensors)
         ctx.others = [a if t is None else None for a, t in zip(arrays, tensors, strict=True)]
-        found = [*arrays, *outputs]
-        ctx.kept = [found[place] for place in pulled.kept]
-        # Saved for torch to notice writes to their memory, which `kept` shares.
+        available = [*arrays, *outputs]
+        ctx.residuals = [available[position] for position in vjp.residual_positions]
+        # Saved for torch to notice writes to their memory, which the residuals share.
         inside = range(len(arrays), len(arrays) + len(results))
-        needed = [results[place - len(arrays)] for place in pulled.kept if place in inside]
+        needed = [
+            results[position - len(arrays)]
+            for position in vjp.residual_positions
+            if position in inside
+        ]
         ctx.save_for_backward(*tensors, *needed)
-        integers = set(range(len(results))) - set(pulled.floating)
-        ctx.mark_non_differentiable(*(results[number] for number in sorted(integers)))
+        integers = set(range(len(results))) - set(vjp.floating)
+        ctx.mark_non_differentiable(*(results[index] for index in sorted(integers)))
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         compiled: Compiled = ctx.compiled
-        pulled = compiled.pulled
+        vjp = compiled.vjp
         tensors = ctx.saved_tensors[: ctx.width]
-        given = [grads[number] for number in pulled.floating]
+        cotangents = [grads[index] for index in vjp.floating]
         if torch.is_grad_enabled():
             operands = [
                 array if tensor is None else tensor
                 for array, tensor in zip(ctx.others, tensors, strict=True)
             ]
-            found = compiled.gradient()(operands, given)
+            gradients = compiled.gradient()(operands, cotangents)
         else:
-            arrays = [to_array(grad, None, "gradient") for grad in given]
-            found = map(_on_one_device, compiled.backward(ctx.kept, arrays))
-            found = [shard_to_torch(one) for one in found]
-        result: list[Any] = [None] * ctx.width
-        for number, gradient in zip(pulled.wanted, found, strict=True):
-            result[number] = gradient
-        return (None, None, *result)
+            arrays = [to_array(grad, None, "gradient") for grad in cotangents]
+            gradients = map(_on_single_device, compiled.backward(ctx.residuals, arrays))
+            gradients = [shard_to_torch(gradient) for gradient in gradients]
+        input_grads: list[Any] = [None] * ctx.width
+        for index, gradient in zip(vjp.argnums, gradients, strict=True):
+            input_grads[index] = gradient
+        return (None, None, *input_grads)
 
 
 def to_array(tensor: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
@@ -264,13 +270,13 @@ def _cpu() -> jax.sharding.Sharding:
     return jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
 
 
-def _on_one_device(array: jax.Array) -> jax.Array:
-    """The whole array on one of its devices."""
-    pieces = array.addressable_shards
-    if pieces[0].data.shape == array.shape:
-        return pieces[0].data
+def _on_single_device(array: jax.Array) -> jax.Array:
+    """An array gathered on one of its devices."""
+    shards = array.addressable_shards
+    if shards[0].data.shape == array.shape:
+        return shards[0].data
     metrics.count("gathers")
-    return reshard_array(array, jax.sharding.SingleDeviceSharding(pieces[0].device))
+    return reshard_array(array, jax.sharding.SingleDeviceSharding(shards[0].device))
 
 
 def _unshared(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -279,10 +285,10 @@ def _unshared(function: Callable[..., Any]) -> Callable[..., Any]:
     def unshared(*args: Any) -> list[jax.Array]:
         seen = {id(leaf) for leaf in jax.tree.leaves(args)}
         results = []
-        for one in function(*args):
-            shared = id(one) in seen or not isinstance(one, Tracer)
-            results.append(jnp.copy(one) if shared else one)
-            seen.add(id(one))
+        for result in function(*args):
+            shared = id(result) in seen or not isinstance(result, Tracer)
+            results.append(jnp.copy(result) if shared else result)
+            seen.add(id(result))
         return results
 
     return unshared
@@ -290,16 +296,16 @@ def _unshared(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _finished(run: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Wait for the results, and report the first call."""
-    known = False
+    reported = False
 
     def finished(*args: Any) -> list[jax.Array]:
-        nonlocal known
+        nonlocal reported
         start = time.perf_counter()
         results = jax.block_until_ready(run(*args))
-        if not known:
+        if not reported:
             seconds = time.perf_counter() - start
             metrics.record_compilation(name, "first call", metrics.user_location(), seconds)
-            known = True
+            reported = True
         return results
 
     return finished

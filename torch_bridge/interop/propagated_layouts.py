@@ -1,8 +1,7 @@
-"""What the compiler chooses for the layouts of a function's results, without compiling it.
+"""The shardings that the compiler chooses for a function's results, without compiling it.
 
-Shardy completes layouts before XLA compiles: it goes along the operations from the layouts that are
-known. That pass alone takes milliseconds and no devices, and is run here on a function that JAX has
-lowered:
+Shardy propagates shardings along the operations before XLA compiles. That pass alone takes
+milliseconds and no devices, and runs here on a function that JAX has lowered:
 
 >>> import jax.numpy as jnp
 >>> from jax.sharding import AbstractMesh, NamedSharding
@@ -12,7 +11,7 @@ lowered:
 >>> propagated(lambda a, b: (a @ b, a.sum(0)), [struct((8, 2), "x"), struct((2, 4), None, "y")])
 [P('x', 'y'), P()]
 
-A result that Shardy says nothing of is whole on every device.
+A result without a sharding of Shardy's is replicated.
 """
 
 from __future__ import annotations
@@ -39,28 +38,25 @@ def propagated(function: Callable[..., Any], shapes: Sequence[Any], platform: st
     Args:
         function: of arrays, to a list or tuple of arrays.
         shapes: a `jax.ShapeDtypeStruct` of each argument, with a NamedSharding over Auto axes of
-            one mesh, which may be abstract; without one, nothing is known of the argument.
+            one mesh, which may be abstract; without one, Shardy chooses.
         platform: that it is lowered for.
-
-    Returns:
-        A PartitionSpec for each result.
 
     Raises:
         ShardingError: JAX is set to use another partitioner than Shardy.
     """
     if not jax.config.jax_use_shardy_partitioner:
         raise ShardingError(
-            "the layouts of results are found by Shardy, and jax_use_shardy_partitioner is off; "
-            "say them: iso.jax_function(.., out_sharding=..)"
+            "the layouts of results are Shardy's choice, and jax_use_shardy_partitioner is off; "
+            "give them: iso.jax_function(.., out_sharding=..)"
         )
     traced = jax.jit(function, keep_unused=True).trace(*shapes)
     module: Any = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     with module.context:
         compilation.PASS_MANAGER.found().parse(_PASSES).run(module.operation)
-        main = next(one for one in module.body.operations if _name(one) == "main")
-        silent = [""] * len(jax.tree.leaves(traced.out_info))
-        said = main.attributes["res_attrs"] if "res_attrs" in main.attributes else silent
-        return [_spec(str(one)) for one in said]
+        main = next(operation for operation in module.body.operations if _name(operation) == "main")
+        empty = [""] * len(jax.tree.leaves(traced.out_info))
+        attributes = main.attributes["res_attrs"] if "res_attrs" in main.attributes else empty
+        return [_spec(str(attribute)) for attribute in attributes]
 
 
 def _name(operation: Any) -> str:
@@ -69,12 +65,12 @@ def _name(operation: Any) -> str:
 
 
 def _spec(text: str) -> P:
-    found = _SHARDING.search(text)
+    match = _SHARDING.search(text)
     entries: list[Any] = []
-    for entry in _ENTRY.findall(found[1]) if found else ():
+    for entry in _ENTRY.findall(match[1]) if match else ():
         axes = []
-        for name, part in _AXIS.findall(entry):
-            if part:  # of an axis a part only, which no PartitionSpec can say
+        for name, subaxis in _AXIS.findall(entry):
+            if subaxis:  # a sub-axis, which a PartitionSpec cannot express
                 break
             axes.append(name)
         entries.append(axes[0] if len(axes) == 1 else tuple(axes) or None)

@@ -1,9 +1,9 @@
 """Torch code as a program that JAX calls, with torch's own derivatives.
 
-The code runs once, on placeholders with an autograd graph. What JAX computes is what was recorded;
-when JAX differentiates, torch's autograd runs backward from the results, and what it records is the
-backward pass (`isoshard.core.runtime.differentiable_calls`). Derivatives of that are torch's double
-backward, from the same graph.
+The code runs once, on placeholders with an autograd graph; JAX computes the recorded operations.
+When JAX differentiates, torch's autograd runs backward from the results, and its recorded
+operations are the backward pass (`isoshard.core.runtime.differentiable_calls`). Derivatives of that
+are torch's double backward, from the same graph.
 
 Torch's gradient of a complex number is the conjugate of JAX's cotangent.
 """
@@ -33,14 +33,14 @@ from isoshard.torch_bridge.engine.subprograms.subtrace import SubTrace
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
-from .convert import SAID, Result, Said, aval_of, wrap
+from .convert import DECLARED, Result, ShardingById, aval_of, wrap
 from .operand_ports import Port
 from .recorded_program import RecordedGraph, RecordedProgram, differentiating
 from .rolled_function import RolledProgram, layout_of
 
 
 class Take(Protocol):
-    """Makes tensors of what a function is given."""
+    """Converts the arguments of a function to tensors."""
 
     def __call__(
         self, leaf: Leaf, dtype: torch.dtype | None = None, *, like: torch.Tensor | None = None
@@ -50,23 +50,19 @@ class Take(Protocol):
         Args:
             leaf: an array of JAX or NumPy, a tensor; anything else stays as it is.
             dtype: of the tensor; that of the array if it is not given.
-            like: a module's tensor that it stands for: then it has its dtype and memory order, and
+            like: the module's tensor that it replaces: then it has its dtype and memory order, and
                 is a leaf of the graph, with a gradient if that has one.
         """
         ...
 
 
-def at_once(said: Said) -> Take:
-    """Tensors of arrays, for code whose operations run at once.
-
-    Args:
-        said: layouts on the user's mesh.
-    """
+def eager_take(shardings: ShardingById) -> Take:
+    """A `Take` for code whose operations run at once."""
 
     def take(
         leaf: Leaf, dtype: torch.dtype | None = None, *, like: torch.Tensor | None = None
     ) -> Any:
-        tensor = wrap(leaf, dtype, said.get(id(leaf)), like)
+        tensor = wrap(leaf, dtype, shardings.get(id(leaf)), like)
         wants = _is_inexact(tensor.dtype) if isinstance(tensor, torch.Tensor) else False
         if not isinstance(leaf, jax.Array) or not wants or not (like is None or like.requires_grad):
             return tensor
@@ -74,32 +70,36 @@ def at_once(said: Said) -> Take:
         if like is not None:
             return tensor
         copy = tensor.clone()
-        if id(leaf) in said:
-            SAID[copy._storage.value] = said[id(leaf)]
+        if id(leaf) in shardings:
+            DECLARED[copy._storage.value] = shardings[id(leaf)]
         return copy
 
     return take
 
 
 def recorded(
-    code: Callable[[Take], Any], rng: ArrayLike | None, said: Said, what: str, repeat: Repeat = None
+    code: Callable[[Take], Any],
+    rng: ArrayLike | None,
+    shardings: ShardingById,
+    name: str,
+    repeat: Repeat = None,
 ) -> Any:
-    """Record code, and call what was recorded.
+    """Record code, and call the recorded program.
 
     Args:
-        code: is given what makes tensors; returns them in any nesting.
+        code: takes a `Take`; returns tensors in any nesting.
         rng: a key, or None.
-        said: layouts on the user's mesh.
-        what: is called, for messages.
+        shardings: on the user's mesh.
+        name: of the code, for messages.
         repeat: "auto" or "always" to have equal layers as loops.
 
     Returns:
         Its results, with a `Result` for each tensor.
     """
     with autograd_allowed():
-        recording = FunctionRecording(said, what)
+        recording = FunctionRecording(shardings, name)
     try:
-        with recording.subtrace, differentiating(), compiling(), no_cpu_draws(what):
+        with recording.subtrace, differentiating(), compiling(), no_cpu_draws(name):
             leaves, structure = pytree.tree_flatten(code(recording.take))
             ours = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
             program = recording.program(ours, rng)
@@ -108,36 +108,36 @@ def recorded(
     operands = recording.operands if rng is None else [*recording.operands, rng]
     called: Program = program
     if repeat is not None:
-        lies = [layout_of(one, said.get(id(one))) for one in operands]
-        called = RolledProgram(program, repeat, lies)
+        layouts = [layout_of(operand, shardings.get(id(operand))) for operand in operands]
+        called = RolledProgram(program, repeat, layouts)
     arrays = iter(call(called, *operands))
-    found = [
+    results = [
         Result.of(leaf, next(arrays) if isinstance(leaf, lazy_tensor.LazyTensor) else None)
         for leaf in leaves
     ]
-    return pytree.tree_unflatten(found, structure)
+    return pytree.tree_unflatten(results, structure)
 
 
 class FunctionRecording:
-    """Torch code in the making, on placeholders.
+    """A recording of torch code on placeholders.
 
     Args:
-        said: layouts on the user's mesh.
+        shardings: on the user's mesh.
         what: is called, for messages.
 
     Attributes:
         operands: the array behind each placeholder.
     """
 
-    def __init__(self, said: Said, what: str) -> None:
+    def __init__(self, shardings: ShardingById, name: str) -> None:
         """Nothing recorded yet."""
-        self._said = said
+        self._shardings = shardings
         self.subtrace = SubTrace()
         self.subtrace.imports = True
         self.subtrace.stand_in = self._stand_in
         self.subtrace.folded = RecordedGraph(self.subtrace).folded
         self.subtrace.axes = set()
-        self.subtrace.refusal = _NO_VALUE.format(what)
+        self.subtrace.refusal = _NO_VALUE.format(name)
         self.operands: list[Any] = []
         self._leaves: list[lazy_tensor.LazyTensor] = []
         self._slots: list[int] = []
@@ -155,8 +155,8 @@ class FunctionRecording:
         tensor = self.subtrace.input(aval, requires_grad=wants)
         self._add(tensor, leaf)
         copy: Any = tensor.clone() if wants and like is None else tensor
-        if id(leaf) in self._said:
-            SAID[copy._storage.value] = self._said[id(leaf)]
+        if id(leaf) in self._shardings:
+            DECLARED[copy._storage.value] = self._shardings[id(leaf)]
         return copy
 
     def _add(self, tensor: lazy_tensor.LazyTensor, array: Any) -> None:
@@ -165,7 +165,7 @@ class FunctionRecording:
         self.operands.append(array)
 
     def _stand_in(self, tensor: lazy_tensor.LazyTensor) -> Any:
-        """An operand for a tensor that holds a value of a trace around this one; else None."""
+        """A new operand for a tensor over a tracer of an outer trace; else None."""
         value = tensor._storage.value
         if not isinstance(value.array, Tracer) or not _is_inexact(tensor.dtype):
             return None
@@ -178,7 +178,7 @@ class FunctionRecording:
     def program(
         self, results: Sequence[lazy_tensor.LazyTensor], rng: ArrayLike | None
     ) -> RecordedProgram:
-        """What was recorded; to be called inside.
+        """The recorded program; to be called inside of `subtrace`.
 
         Args:
             results: tensors.
@@ -186,7 +186,7 @@ class FunctionRecording:
         """
         graph = RecordedGraph(self.subtrace)
         for slot, value in graph.around():
-            if isinstance(value.array, Tracer):  # of a trace around this one
+            if isinstance(value.array, Tracer):  # of an outer trace
                 size, dtype = self.subtrace.tokens[slot]
                 aval = Aval.contiguous(size, logical_dtype(dtype))
                 self._add(lazy_tensor.fresh(aval, value), value.array)
@@ -196,20 +196,17 @@ class FunctionRecording:
         if rng is not None:
             leaves.append(None)
             ports.append(None)
-        found = []
-        for one in results:
-            aval = Aval.contiguous(tuple(one.shape), one.dtype)
-            kind = ShapedArray(tuple(one.shape), jax_dtype(aval.physical))
-            found.append(Port(aval, kind, shared=True))
-        return RecordedProgram(graph, leaves, self._slots, ports, list(results), found)
+        result_ports = []
+        for result in results:
+            aval = Aval.contiguous(tuple(result.shape), result.dtype)
+            kind = ShapedArray(tuple(result.shape), jax_dtype(aval.physical))
+            result_ports.append(Port(aval, kind, shared=True))
+        return RecordedProgram(graph, leaves, self._slots, ports, list(results), result_ports)
 
 
 @contextlib.contextmanager
-def no_cpu_draws(what: str) -> Iterator[None]:
-    """Context that refuses random numbers of the CPU, which a key of JAX does not govern.
-
-    Args:
-        what: is called, for messages.
+def no_cpu_draws(name: str) -> Iterator[None]:
+    """Context in which random numbers of the CPU, which no key of JAX governs, are an error.
 
     Raises:
         RuntimeError: some were drawn.
@@ -218,7 +215,7 @@ def no_cpu_draws(what: str) -> Iterator[None]:
     seed, before = generator.initial_seed(), generator.get_state().numpy().tobytes()
     yield
     if generator.initial_seed() == seed and generator.get_state().numpy().tobytes() != before:
-        raise RuntimeError(_CPU_DRAWS.format(what))
+        raise RuntimeError(_CPU_DRAWS.format(name))
 
 
 _NO_VALUE = (

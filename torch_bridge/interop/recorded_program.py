@@ -32,7 +32,7 @@ from .operand_ports import Port
 
 
 class RecordedGraph:
-    """What the programs of one recording have together."""
+    """A recording, which several programs share: forward, backward, and backward of backward."""
 
     def __init__(self, subtrace: SubTrace):
         """See the class."""
@@ -45,33 +45,33 @@ class RecordedGraph:
         with self.subtrace, differentiating(), without or contextlib.nullcontext():
             yield
 
-    def part(self, given: Sequence[int], wanted: Sequence[int]) -> Computation:
-        """What computes some slots from others, and from what the code reads beside operands."""
+    def computation(self, inputs: Sequence[int], outputs: Sequence[int]) -> Computation:
+        """The computation of some slots from others and from the captured values."""
         around = [
             (slot, value) for slot, value in self.around() if not isinstance(value.array, Tracer)
         ]
-        program = extract(self.subtrace, [*given, *(slot for slot, _ in around)], wanted)
-        floats = [self.subtrace.scalars[number] for number in program.scalars]
+        program = extract(self.subtrace, [*inputs, *(slot for slot, _ in around)], outputs)
+        floats = [self.subtrace.scalars[index] for index in program.scalars]
         return Computation(program, [_array(value) for _, value in around], floats)
 
     def folded(self, slot: int) -> Any:
-        """What is the same for all operands, computed now."""
+        """A value that depends on no operand, computed now."""
         with jax.ensure_compile_time_eval(), _as_torch():
-            return self.part([], [slot]).run([], None)[0]
+            return self.computation([], [slot]).run([], None)[0]
 
     def around(self) -> list[tuple[int, Value]]:
-        """What the code reads that is no operand: slots, and the values there."""
+        """The captured values, which the code reads and which are no operands, with their slots."""
         values = [*self.subtrace.firsts(), *self.subtrace.constants]
         return list(zip(self.subtrace.around_slots(), values, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """A part of what was recorded.
+    """Operations of a recording.
 
     Attributes:
-        program: takes operands, and arrays from around.
-        around: those arrays.
+        program: takes operands, and the captured arrays.
+        around: the captured arrays.
         floats: the lifted floats.
     """
 
@@ -84,7 +84,7 @@ class Computation:
         if self.program.draws and key is None:
             names = [recipe.name for recipe in self.program.recipes if recipe.random]
             raise RuntimeError(_NO_KEY.format(", ".join(sorted(names))))
-        floats = [jnp.asarray(one, jnp.float64) for one in self.floats]
+        floats = [jnp.asarray(scalar, jnp.float64) for scalar in self.floats]
         return self.program.run([*arrays, *map(jnp.asarray, self.around)], floats, key)
 
 
@@ -119,9 +119,9 @@ class RecordedProgram:
 
     def __call__(self, *operands: Any) -> list[Any]:
         """The results."""
-        return self.found(self.run(self._forward, operands), operands)
+        return self.to_jax(self.run(self._forward, operands), operands)
 
-    def found(self, arrays: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def to_jax(self, arrays: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         """The results in JAX.
 
         Args:
@@ -130,16 +130,16 @@ class RecordedProgram:
         """
         axes = self.axes(operands)
         return [
-            port.to_jax(port.together(one, axes, operands), "a result")
-            for port, one in zip(self.ports, arrays, strict=True)
+            port.to_jax(port.reduce_over(array, axes, operands), "a result")
+            for port, array in zip(self.ports, arrays, strict=True)
         ]
 
     def axes(self, operands: Sequence[Any]) -> frozenset[Any]:
-        """Axes of a `jax.shard_map` around, over which the code may differ."""
+        """Axes of an outer `jax.shard_map` over which the code may vary."""
         return frozenset(self.graph.subtrace.axes or ()).union(*map(varying, operands))
 
     def linear(self, which: tuple[int, ...]) -> Derivative:
-        """With respect to some operands; recorded when first asked for."""
+        """The derivative with respect to some operands; recorded at the first call."""
         if which not in self._linears:
             self._linears[which] = RecordedDerivative(self, which)
         return self._linears[which]
@@ -150,94 +150,97 @@ class RecordedProgram:
 
     @functools.cached_property
     def _forward(self) -> Computation:
-        return self.graph.part(self.inputs, self.slots)
+        return self.graph.computation(self.inputs, self.slots)
 
     def run(
-        self, part: Computation, operands: Sequence[Any], more: Sequence[Any] = ()
+        self, computation: Computation, operands: Sequence[Any], more: Sequence[Any] = ()
     ) -> list[Any]:
-        """Compute a part of what was recorded.
+        """Run a computation of the recording.
 
         Args:
-            part: takes the operands, and `more`.
+            computation: takes the operands, and `more`.
             operands: of the program.
             more: other arrays, as they are.
         """
-        key, given, axes = None, [], self.axes(operands)
+        key, arrays, axes = None, [], self.axes(operands)
         with _as_torch():
-            for port, one in zip(self.operands, operands, strict=True):
+            for port, operand in zip(self.operands, operands, strict=True):
                 if port is None:
-                    key = one
+                    key = operand
                 else:
-                    given.append(port.to_torch(port.apart(_as_array(one), axes)))
-            return part.run([*given, *more], key)
+                    arrays.append(port.to_torch(port.vary_over(_as_array(operand), axes)))
+            return computation.run([*arrays, *more], key)
 
 
 class RecordedDerivative:
     """The derivative of recorded code, by torch's autograd.
 
-    Inside `jax.shard_map` each device runs torch's autograd on what it has. What is alike on some
-    devices counts once in JAX and for each of them there: cotangents of such results are divided
-    among the devices, and those of such operands are added up.
+    Inside `jax.shard_map` each device runs torch's autograd on its own values. A value that is
+    replicated over an axis counts once in JAX, and once for each device there: cotangents of such
+    results are divided among the devices, and those of such operands are summed.
 
     Args:
         program: the code.
-        which: numbers of its operands that change.
+        which: indices of the operands to differentiate with respect to.
     """
 
     def __init__(self, program: RecordedProgram, which: tuple[int, ...]):
-        """Let torch run backward, on placeholders."""
+        """Record torch's backward pass, on placeholders."""
         self._program, self.which = program, which
         graph, subtrace = program.graph, program.graph.subtrace
         self.count = len(program.operands)
         self.with_cotangent: Sequence[int] = [
-            number
-            for number, (tensor, port) in enumerate(
-                zip(program.tensors, program.ports, strict=True)
-            )
-            if tensor.requires_grad and port.has_slope
+            index
+            for index, (tensor, port) in enumerate(zip(program.tensors, program.ports, strict=True))
+            if tensor.requires_grad and port.has_cotangent
         ]
-        self._given = [program.ports[number].slope() for number in self.with_cotangent]
-        ports: list[Any] = [program.operands[number] for number in which]
-        self._found = [port.slope(number) for port, number in zip(ports, which, strict=True)]
+        self._cotangent_ports = [program.ports[index].cotangent() for index in self.with_cotangent]
+        ports: list[Any] = [program.operands[index] for index in which]
+        self._gradient_ports = [
+            port.cotangent(index) for port, index in zip(ports, which, strict=True)
+        ]
         with graph.more():
-            given = [subtrace.input(port.aval) for port in self._given]
-            slots = subtrace.slots(given)
-            border = min(slots, default=0)
-            found = self._gradients(given, create_graph=False)
-            wanted = [
-                None if one is None else subtrace.slot(lazy_tensor.read(one)) for one in found
+            cotangents = [subtrace.input(port.aval) for port in self._cotangent_ports]
+            slots = subtrace.slots(cotangents)
+            backward_start = min(slots, default=0)
+            gradients = self._gradients(cotangents, create_graph=False)
+            gradient_slots = [
+                None if gradient is None else subtrace.slot(lazy_tensor.read(gradient))
+                for gradient in gradients
             ]
-        there = [slot for slot in wanted if slot is not None]
+        present = [slot for slot in gradient_slots if slot is not None]
         inputs = program.inputs
         available = [*inputs, *slots, *subtrace.around_slots()]
-        _, kept = needed_slots(subtrace, there, available, border)
-        self._forward = graph.part(inputs, [*program.slots, *kept])
-        self._backward = graph.part([*inputs, *slots, *kept], there)
-        self._has = [slot is not None for slot in wanted]
+        _, residuals = needed_slots(subtrace, present, available, backward_start)
+        self._forward = graph.computation(inputs, [*program.slots, *residuals])
+        self._backward = graph.computation([*inputs, *slots, *residuals], present)
+        self._has = [slot is not None for slot in gradient_slots]
 
-    def _gradients(self, given: Sequence[Any], *, create_graph: bool) -> Sequence[Any]:
+    def _gradients(self, cotangents: Sequence[Any], *, create_graph: bool) -> Sequence[Any]:
         program = self._program
-        results = [program.tensors[number] for number in self.with_cotangent]
-        leaves: list[Any] = [program.leaves[number] for number in self.which]
+        results = [program.tensors[index] for index in self.with_cotangent]
+        leaves: list[Any] = [program.leaves[index] for index in self.which]
         wants = [leaf for leaf in leaves if leaf.requires_grad]
         if not results or not wants:
             return [None] * len(leaves)
         options: Any = {"retain_graph": True, "create_graph": create_graph}
         try:
-            found = torch.autograd.grad(results, wants, list(given), allow_unused=True, **options)
+            gradients = torch.autograd.grad(
+                results, wants, list(cotangents), allow_unused=True, **options
+            )
         except RuntimeError as error:
             if _OF_BACKWARD not in str(error):
                 raise
-            found = _accumulated(results, given, wants, options)
-        gradients = iter(found)
-        return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
+            gradients = _accumulated(results, cotangents, wants, options)
+        gradients_left = iter(gradients)
+        return [next(gradients_left) if leaf.requires_grad else None for leaf in leaves]
 
     def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
         """The results, and the residuals."""
         program = self._program
-        found = program.run(self._forward, operands)
+        outputs = program.run(self._forward, operands)
         count = len(program.ports)
-        return program.found(found[:count], operands), found[count:]
+        return program.to_jax(outputs[:count], operands), outputs[count:]
 
     def backward(
         self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
@@ -245,16 +248,16 @@ class RecordedDerivative:
         """The cotangents of the operands `which`."""
         axes = self._program.axes(operands)
         with _as_torch():
-            given = [
-                port.to_torch(port.apart(_as_array(one), axes))
-                for port, one in zip(self._given, cotangents, strict=True)
+            arrays = [
+                port.to_torch(port.vary_over(_as_array(cotangent), axes))
+                for port, cotangent in zip(self._cotangent_ports, cotangents, strict=True)
             ]
-        found = iter(self._program.run(self._backward, operands, [*given, *residuals]))
+        gradients_left = iter(self._program.run(self._backward, operands, [*arrays, *residuals]))
         return [
-            port.to_jax(port.together(next(found), axes, operands), "a gradient")
+            port.to_jax(port.reduce_over(next(gradients_left), axes, operands), "a gradient")
             if has
             else port.zeros(operands)
-            for port, has in zip(self._found, self._has, strict=True)
+            for port, has in zip(self._gradient_ports, self._has, strict=True)
         ]
 
     @functools.cached_property
@@ -262,36 +265,40 @@ class RecordedDerivative:
         """Torch's backward, as code that torch can differentiate again."""
         program, subtrace = self._program, self._program.graph.subtrace
         with program.graph.more():
-            given = [subtrace.input(port.aval, requires_grad=True) for port in self._given]
-            slots = subtrace.slots(given)
-            found = self._gradients([one.clone() for one in given], create_graph=True)
+            cotangents = [
+                subtrace.input(port.aval, requires_grad=True) for port in self._cotangent_ports
+            ]
+            slots = subtrace.slots(cotangents)
+            gradients = self._gradients(
+                [cotangent.clone() for cotangent in cotangents], create_graph=True
+            )
             tensors: list[Any] = [
                 torch.zeros(port.aval.meta.size, dtype=port.aval.meta.dtype, device="jax")
-                if one is None
-                else one
-                for port, one in zip(self._found, found, strict=True)
+                if gradient is None
+                else gradient
+                for port, gradient in zip(self._gradient_ports, gradients, strict=True)
             ]
             return RecordedProgram(
                 program.graph,
-                [*program.leaves, *given],
+                [*program.leaves, *cotangents],
                 [*program.inputs, *slots],
-                [*program.operands, *self._given],
+                [*program.operands, *self._cotangent_ports],
                 tensors,
-                self._found,
+                self._gradient_ports,
             )
 
 
 _OF_BACKWARD = "use_reentrant=True"
-"""In what torch says of checkpoints that ask for `backward`, with all leaves."""
+"""In torch's message of reentrant checkpoints, which support `backward` only, for all leaves."""
 
 
-def _accumulated(results: Any, given: Any, wants: Any, options: Any) -> list[Any]:
-    """Gradients as `backward` leaves them in the leaves."""
-    torch.autograd.backward(results, list(given), **options)
-    found = [leaf.grad for leaf in wants]
+def _accumulated(results: Any, cotangents: Any, wants: Any, options: Any) -> list[Any]:
+    """Gradients by `backward`, which accumulates them in the leaves."""
+    torch.autograd.backward(results, list(cotangents), **options)
+    gradients = [leaf.grad for leaf in wants]
     for leaf in wants:
         leaf.grad = None
-    return found
+    return gradients
 
 
 @contextlib.contextmanager
@@ -314,7 +321,7 @@ _NO_KEY = (
 
 
 def _as_array(operand: Any) -> Any:
-    """An operand with an array's methods: JAX hands NumPy constants of a trace on as they are."""
+    """An operand as a `jax.Array`: JAX passes NumPy constants of a trace on as they are."""
     if not isinstance(operand, np.ndarray):
         return jnp.asarray(operand)
     with jax.ensure_compile_time_eval():

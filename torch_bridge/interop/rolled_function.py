@@ -1,9 +1,8 @@
 """A recorded torch function with its equal layers as loops (`jax_function(.., repeat="auto")`).
 
-What JAX traces becomes another program of the same inputs: arrays of equal layers are stacked, and
+The traced program becomes another one of the same inputs: arrays of equal layers are stacked, and
 a `jax.lax.scan` runs over them. For the derivative the forward and the backward pass are traced as
-one program, whose loops hand what they keep to each other in stacks, and which is cut in two
-between them.
+one program, whose loops pass residuals to each other in stacks, and which is then split in two.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ Layouts = Sequence[NamedSharding | None]
 
 
 def layout_of(value: ArrayLike, typed: NamedSharding | None) -> NamedSharding | None:
-    """How an operand lies, under Auto axes; None is not known.
+    """The sharding of an operand under Auto axes; None if it is unknown.
 
     Args:
         value: an array or a tracer.
-        typed: its layout on a mesh with Explicit axes, if it has one.
+        typed: its sharding on a mesh with Explicit axes, if it has one.
     """
     if typed is None and not isinstance(value, Tracer):
         typed = value.sharding if isinstance(value.sharding, NamedSharding) else None
@@ -57,25 +56,25 @@ class RolledProgram:
     Args:
         inner: the program.
         repeat: "auto" makes no loops that would copy too much on JAX's default devices.
-        lies: of each operand its layout. Loops lie as the layers do that are written out, by these
-            and by constraints.
+        layouts: the sharding of each operand. Loops are sharded as the unrolled layers are, by
+            these and by constraints.
     """
 
-    def __init__(self, inner: Program, repeat: Repeat, lies: Layouts):
+    def __init__(self, inner: Program, repeat: Repeat, layouts: Layouts):
         """See the class."""
-        self._inner, self._repeat, self._lies = inner, repeat, lies
+        self._inner, self._repeat, self._layouts = inner, repeat, layouts
         self._linears: dict[tuple[int, ...], Derivative] = {}
 
     def __call__(self, *operands: Any) -> list[Any]:
         """The results."""
-        program = jax.make_jaxpr(lambda *given: self._inner(*given))(*operands)
-        return list(_rolled_values(program, operands, self._repeat, self._lies))
+        program = jax.make_jaxpr(lambda *arrays: self._inner(*arrays))(*operands)
+        return list(_rolled_values(program, operands, self._repeat, self._layouts))
 
     def linear(self, which: tuple[int, ...]) -> Derivative:
-        """With respect to some operands."""
+        """The derivative with respect to some operands."""
         if which not in self._linears:
             inner = self._inner.linear(which)
-            self._linears[which] = RolledDerivative(inner, self._repeat, self._lies)
+            self._linears[which] = RolledDerivative(inner, self._repeat, self._layouts)
         return self._linears[which]
 
     def spread(self, index: int, tangent: ArrayLike) -> Any:
@@ -87,144 +86,145 @@ class RolledDerivative:
     """Forward and backward pass with loops.
 
     Args:
-        inner: both as they are written out.
+        inner: both, unrolled.
         repeat: see `RolledProgram`.
-        lies: likewise.
+        layouts: likewise.
     """
 
-    def __init__(self, inner: Derivative, repeat: Repeat, lies: Layouts):
+    def __init__(self, inner: Derivative, repeat: Repeat, layouts: Layouts):
         """See the class."""
-        self._inner, self._repeat, self._lies = inner, repeat, lies
+        self._inner, self._repeat, self._layouts = inner, repeat, layouts
         self.count, self.which, self.with_cotangent = inner.count, inner.which, inner.with_cotangent
-        self._parts: tuple[Any, Any] | None = None
+        self._programs: tuple[Any, Any] | None = None
 
     def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
-        """The results, and what the backward pass takes."""
-        if self._parts is None:
-            self._parts = self._cut(list(map(jax.typeof, operands)))
-        found = self._parts[0](*operands)
-        return found[: self._count], found[self._count :]
+        """The results, and the residuals."""
+        if self._programs is None:
+            self._programs = self._split(list(map(jax.typeof, operands)))
+        outputs = self._programs[0](*operands)
+        return outputs[: self._count], outputs[self._count :]
 
     def backward(
         self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of the operands `which`."""
-        assert self._parts is not None
-        return self._parts[1](*cotangents, *residuals)
+        assert self._programs is not None
+        return self._programs[1](*cotangents, *residuals)
 
     @property
     def vjp(self) -> Program:
-        """As it is written out."""
+        """The unrolled VJP."""
         return self._inner.vjp
 
-    def _cut(self, types: list[Any]) -> tuple[Any, Any]:
+    def _split(self, types: list[Any]) -> tuple[Any, Any]:
         inner = self._inner
-        results = jax.eval_shape(lambda *given: inner.forward(*given)[0], *types)
+        results = jax.eval_shape(lambda *operands: inner.forward(*operands)[0], *types)
         self._count = len(results)
-        slopes = [results[number] for number in inner.with_cotangent]
+        cotangents = [results[index] for index in inner.with_cotangent]
 
-        def both(*given: Any) -> list[Any]:
-            operands, slopes = given[: len(types)], given[len(types) :]
-            found, kept = inner.forward(*operands)
-            return [*found, *inner.backward(operands, kept, slopes)]
+        def both(*inputs: Any) -> list[Any]:
+            operands, cotangents = inputs[: len(types)], inputs[len(types) :]
+            results, residuals = inner.forward(*operands)
+            return [*results, *inner.backward(operands, residuals, cotangents)]
 
-        program = jax.make_jaxpr(both)(*types, *slopes)
-        lies = [*self._lies, *[None] * len(slopes)]
-        loops = jax.make_jaxpr(lambda *given: _rolled_values(program, given, self._repeat, lies))(
-            *types, *slopes
-        )
-        return _cut_program(loops, len(types), self._count)
+        program = jax.make_jaxpr(both)(*types, *cotangents)
+        layouts = [*self._layouts, *[None] * len(cotangents)]
+        loops = jax.make_jaxpr(
+            lambda *inputs: _rolled_values(program, inputs, self._repeat, layouts)
+        )(*types, *cotangents)
+        return _split_program(loops, len(types), self._count)
 
 
-def _cut_program(program: ClosedJaxpr, first: int, results: int) -> tuple[Any, Any]:
-    """A program as two functions.
-
-    Args:
-        program: of constants too.
-        first: how many inputs the first function has.
-        results: how many results it gives, which depend on no other inputs.
+def _split_program(program: ClosedJaxpr, first: int, results: int) -> tuple[Any, Any]:
+    """A program as two functions: of its `first` inputs, and of the others.
 
     Returns:
-        The first gives those results, and then the values that the second takes behind the other
-        inputs.
+        The first function, which returns those results and then the residuals; and the second,
+        which takes the other inputs and then the residuals.
     """
     jaxpr = opened(program)
     inputs, others = jaxpr.invars[:first], jaxpr.invars[first:]
     late = set(others)
     before, after = [], []
     for equation in jaxpr.eqns:
-        is_late = any(one in late for one in equation.invars if not isinstance(one, Literal))
+        is_late = any(var in late for var in equation.invars if not isinstance(var, Literal))
         (after if is_late else before).append(equation)
         if is_late:
             late.update(equation.outvars)
     needed: dict[Any, None] = {}
-    for one in (*(one for equation in after for one in equation.invars), *jaxpr.outvars[results:]):
-        if not isinstance(one, Literal) and one not in late:
-            needed[one] = None
-    kept = [one for one in needed if one not in jaxpr.constvars]
-    run = function_of([*jaxpr.constvars, *inputs], [*jaxpr.outvars[:results], *kept], before)
-    back = function_of([*jaxpr.constvars, *others, *kept], jaxpr.outvars[results:], after)
-    values = list(program.consts)
+    for var in (*(var for equation in after for var in equation.invars), *jaxpr.outvars[results:]):
+        if not isinstance(var, Literal) and var not in late:
+            needed[var] = None
+    residuals = [var for var in needed if var not in jaxpr.constvars]
+    run = function_of([*jaxpr.constvars, *inputs], [*jaxpr.outvars[:results], *residuals], before)
+    back = function_of([*jaxpr.constvars, *others, *residuals], jaxpr.outvars[results:], after)
+    consts = list(program.consts)
     return (
-        lambda *given: list(run(*values, *given)),
-        lambda *given: list(back(*values, *given)),
+        lambda *operands: list(run(*consts, *operands)),
+        lambda *operands: list(back(*consts, *operands)),
     )
 
 
 def _rolled_values(
-    program: ClosedJaxpr, inputs: Sequence[Any], repeat: Repeat, lies: Layouts
+    program: ClosedJaxpr, inputs: Sequence[Any], repeat: Repeat, layouts: Layouts
 ) -> Sequence[Any]:
-    """What a traced program computes, with its equal layers as loops.
+    """The results of a traced program, computed with its equal layers as loops.
 
     Args:
         program: of all `inputs`. If it has no equal layers, it is computed as it is, and the
             metrics say why.
         inputs: arrays and tracers.
         repeat: see `RolledProgram`.
-        lies: likewise.
+        layouts: likewise.
     """
-    found = rolled(program, layouts=_borders(program, lies))
+    rewritten = rolled(program, layouts=_layouts_between(program, layouts))
     where = metrics.user_location()
     reason = None
-    if not found.loops:
-        reason = "; ".join(found.reasons) or "no two layers are equal"
+    if not rewritten.loops:
+        reason = "; ".join(rewritten.reasons) or "no two layers are equal"
     elif repeat == "auto":
-        reason = loop_copies(found).too_many(jax.default_backend())
+        reason = loop_copies(rewritten).too_many(jax.default_backend())
     if reason is not None:
         metrics.record_repeat(where, f"not rolled: {reason}")
         return jaxpr_as_fun(program)(*inputs)
-    metrics.record_repeat(where, describe_loops(found))
-    taken = [
-        jnp.stack([inputs[number] for number in stack.indices])
+    metrics.record_repeat(where, describe_loops(rewritten))
+    stacked_inputs = [
+        jnp.stack([inputs[index] for index in stack.indices])
         if stack.stacked
         else inputs[stack.indices[0]]
-        for stack in found.inputs
+        for stack in rewritten.inputs
     ]
     results: dict[int, Any] = {}
-    for stack, value in zip(found.results, jaxpr_as_fun(found.program)(*taken), strict=True):
+    for stack, value in zip(
+        rewritten.results, jaxpr_as_fun(rewritten.program)(*stacked_inputs), strict=True
+    ):
         if stack.stacked:
-            results.update((number, value[place]) for place, number in enumerate(stack.indices))
+            results.update((index, value[row]) for row, index in enumerate(stack.indices))
         else:
             results[stack.indices[0]] = value
-    return [results[number] for number in range(len(results))]
+    return [results[index] for index in range(len(results))]
 
 
-def _borders(
-    program: ClosedJaxpr, lies: Layouts
+def _layouts_between(
+    program: ClosedJaxpr, layouts: Layouts
 ) -> Callable[[ClosedJaxpr], dict[Var, NamedSharding]] | None:
-    """What gives the layouts of values between layers; None if nothing is known of them.
+    """A function to the shardings of values between layers; None if no sharding is known.
 
-    That is so in `jax.shard_map`, where each device computes with blocks of its own.
+    Inside `jax.shard_map` none is known: each device computes with blocks of its own.
     """
-    said = [
-        one.params["sharding"]
-        for one in equations(program)
-        if one.primitive.name == "sharding_constraint"
+    constraints = [
+        eqn.params["sharding"]
+        for eqn in equations(program)
+        if eqn.primitive.name == "sharding_constraint"
     ]
-    known = [one for one in (*lies, *said) if isinstance(one, NamedSharding)]
-    if not known or not all(isinstance(one, NamedSharding) for one in said) or manual_axes():
+    shardings = [layout for layout in (*layouts, *constraints) if isinstance(layout, NamedSharding)]
+    if (
+        not shardings
+        or not all(isinstance(constraint, NamedSharding) for constraint in constraints)
+        or manual_axes()
+    ):
         return None
-    mesh = auto(known[0].mesh)
-    if mesh.size == 1 or not all(same_grid(mesh, one.mesh) for one in known):
+    mesh = auto(shardings[0].mesh)
+    if mesh.size == 1 or not all(same_grid(mesh, sharding.mesh) for sharding in shardings):
         return None
-    return lambda program: spread_shardings(program, mesh, lies)
+    return lambda program: spread_shardings(program, mesh, layouts)

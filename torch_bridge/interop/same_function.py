@@ -1,7 +1,7 @@
-"""When two functions are the same one, written down again.
+"""Whether two function objects compute the same: equal code that closes over equal values.
 
-A function that is defined inside a training step is another object in every step. What was traced
-from it can be used again if its code is the same, and what it holds from around it.
+A function that is defined inside a training step is a new object in every step. A trace of it can
+be used again if its code and the values that it closes over are the same.
 
 >>> def make(factor):
 ...     return lambda x: factor * x
@@ -10,9 +10,9 @@ True
 >>> identity(make(2)) == identity(make(3))
 False
 
-Only plain things are compared: numbers, strings, types, modules, functions (of JAX as well), and
-tuples of them. A function that holds anything else (an array, an object) is the same only as
-itself. Methods of one object are the same, as for `jax.jit`.
+Only plain values are compared: numbers, strings, types, modules, functions (of JAX as well), and
+tuples of them. A function that closes over anything else (an array, an object) equals only itself.
+Methods of one object are equal, as for `jax.jit`.
 """
 
 from __future__ import annotations
@@ -39,52 +39,49 @@ _NAMED = (
 
 
 def identity(function: Callable[..., Any]) -> Any:
-    """Something hashable that is equal for functions that do the same.
-
-    Args:
-        function: any callable that can be hashed.
+    """A hashable key that is equal for functions that compute the same.
 
     Raises:
         TypeError: it cannot be hashed.
     """
-    found = _of(function, _DEPTH)
-    if found is None:
+    key = _key_of(function, _DEPTH)
+    if key is None:
         hash(function)
         return function
-    return found
+    return key
 
 
-def _of(thing: Any, depth: int) -> Any:
-    """What stands for one thing; None if only the thing itself does."""
-    if type(thing) in _PLAIN:
-        return (type(thing), repr(thing) if isinstance(thing, float) else thing)
-    if isinstance(thing, _NAMED):
-        return (types.MethodType, thing)
-    if depth == 0:  # functions that hold each other, perhaps
+def _key_of(obj: Any, depth: int) -> Any:
+    """The key of a value; None if it equals only itself."""
+    if type(obj) in _PLAIN:
+        return (type(obj), repr(obj) if isinstance(obj, float) else obj)
+    if isinstance(obj, _NAMED):
+        return (types.MethodType, obj)
+    if depth == 0:  # perhaps functions that close over each other
         return None
-    if type(thing) is tuple:
-        return _all(thing, depth)
-    if type(thing) is functools.partial:
-        keywords = thing.keywords
-        return _all((thing.func, *thing.args, tuple(keywords), *keywords.values()), depth)
-    if type(thing) is types.FunctionType:
-        return _of_function(thing, depth)
+    if type(obj) is tuple:
+        return _keys_of(obj, depth)
+    if type(obj) is functools.partial:
+        keywords = obj.keywords
+        return _keys_of((obj.func, *obj.args, tuple(keywords), *keywords.values()), depth)
+    if type(obj) is types.FunctionType:
+        return _key_of_function(obj, depth)
     return None
 
 
-def _of_function(function: types.FunctionType, depth: int) -> Any:
+def _key_of_function(function: types.FunctionType, depth: int) -> Any:
     try:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # a variable that has no value yet
         return None
     keywords = function.__kwdefaults__ or {}
     defaults = function.__defaults__ or ()
-    held = _all((*cells, *defaults, *keywords.values()), depth)
-    if held is None:
+    contents = _keys_of((*cells, *defaults, *keywords.values()), depth)
+    if contents is None:
         return None
-    return (function.__code__, id(function.__globals__), len(defaults), tuple(keywords), held)
+    return (function.__code__, id(function.__globals__), len(defaults), tuple(keywords), contents)
 
 
-def _all(things: tuple[Any, ...], depth: int) -> Any:
-    found = tuple([_of(thing, depth - 1) for thing in things])
-    return None if None in found else found
+def _keys_of(objects: tuple[Any, ...], depth: int) -> Any:
+    keys = tuple([_key_of(obj, depth - 1) for obj in objects])
+    return None if None in keys else keys

@@ -1,7 +1,7 @@
-"""What a torch module is made of when JAX computes it: named arrays, and a pure function of them.
+"""Sources of a torch module that JAX computes: named arrays, and a pure function of them.
 
-A *source* takes apart an NNX module, a Linen module with its variables, or a function with a
-pytree. It imports no Flax: whoever has a Flax object has imported it.
+A *source* splits an NNX module, a Linen module with its variables, or a function with a pytree.
+This module does not import Flax: a caller with a Flax object has imported it.
 
 >>> import jax.numpy as jnp
 >>> source = Tree(lambda w, x: x @ w["dense"]["kernel"], {"dense": {"kernel": jnp.ones((2, 3))}})
@@ -37,7 +37,7 @@ _NOT_TRAINING = ("deterministic", "use_running_average")
 class Tree:
     """A pytree and a function `apply(tree, *args, **kwargs)`.
 
-    Floating arrays are parameters, other arrays are buffers, and what is no array stays as it is.
+    Floating arrays are parameters, other arrays are buffers, and other leaves are constants.
 
     Args:
         apply: pure.
@@ -84,11 +84,7 @@ class Tree:
         (self.parameters if is_parameter else self.buffers)[name] = to_jax(array, name=name)
 
     def joined(self, arrays: Arrays) -> Any:
-        """The tree with other arrays in it.
-
-        Args:
-            arrays: parameters and buffers by name.
-        """
+        """The tree with other arrays, parameters and buffers by name."""
         leaves = [
             fixed if name is None else self._typed(name, arrays[name])
             for name, fixed in zip(self._names, self._fixed, strict=True)
@@ -106,18 +102,7 @@ class Tree:
     def apply(
         self, parameters: Arrays, buffers: Arrays, args: PyTree, kwargs: PyTree, *, training: bool
     ) -> tuple[Any, Arrays]:
-        """Call the function.
-
-        Args:
-            parameters: by name.
-            buffers: by name.
-            args: of the call.
-            kwargs: of the call.
-            training: whether the torch module is in training mode.
-
-        Returns:
-            The result, and the buffers that have changed.
-        """
+        """Call the function; returns its result, and the buffers that have changed."""
         return self._apply(self.joined({**parameters, **buffers}), *args, **kwargs), {}
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -158,7 +143,7 @@ class Linen(Tree):
     def apply(
         self, parameters: Arrays, buffers: Arrays, args: PyTree, kwargs: PyTree, *, training: bool
     ) -> tuple[Any, Arrays]:
-        """As `Tree.apply`; `train` and its like are given as the torch module's mode says."""
+        """As `Tree.apply`; `train` and its like follow the torch module's mode."""
         kwargs = {**self._mode(args, kwargs, training), **kwargs}
         changed: Arrays = {}
         if self._streams:
@@ -171,7 +156,7 @@ class Linen(Tree):
         for path, leaf in jax.tree.leaves_with_path(updated):
             name = path_name(path)
             if name not in buffers:
-                raise ValueError(f"{self.name} made the variable {name} in a call; {_INITIALIZE}")
+                raise ValueError(f"{self.name} created the variable {name} in a call; {_FIXED}")
             if leaf is not buffers[name]:
                 changed[name] = leaf
         return result, changed
@@ -183,12 +168,12 @@ class Linen(Tree):
         )
 
     def _mode(self, args: Any, kwargs: Any, training: bool) -> dict[str, bool]:
-        given = self._signature.bind_partial(self._module, *args, **kwargs).arguments
+        arguments = self._signature.bind_partial(self._module, *args, **kwargs).arguments
         modes = {**dict.fromkeys(_TRAINING, training), **dict.fromkeys(_NOT_TRAINING, not training)}
         return {
             name: mode
             for name, mode in modes.items()
-            if name in self._signature.parameters and name not in given
+            if name in self._signature.parameters and name not in arguments
         }
 
 
@@ -228,21 +213,21 @@ class Nnx(Tree):
         before = self._arrays(model)
         result = model(*args, **kwargs)
         after = self._arrays(model)
-        changed, faults = {}, []
+        changed, errors = {}, []
         for name, leaf in after.items():
             if name not in before:
-                faults.append(f"made the variable {name}")
+                errors.append(f"created the variable {name}")
             elif leaf is not before[name] and name in parameters:
-                faults.append(f"changed the parameter {name}")
+                errors.append(f"changed the parameter {name}")
             elif leaf is not before[name]:
                 changed[name] = jax.random.key_data(leaf) if self._is_key(name) else leaf
-        faults += [f"dropped the variable {name}" for name in before if name not in after]
-        if faults:
-            raise ValueError(f"{self.name} {', '.join(faults)} in a call; {_INITIALIZE}")
+        errors += [f"dropped the variable {name}" for name in before if name not in after]
+        if errors:
+            raise ValueError(f"{self.name} {', '.join(errors)} in a call; {_FIXED}")
         return result, changed
 
     def _arrays(self, model: Any) -> Arrays:
-        """Its arrays by name; values kept for the caller (`sow`) are nothing that lasts."""
+        """Its arrays by name, without intermediates (`sow`), which are of one call."""
         return {
             path_name(path + rest): leaf
             for path, box in self._boxes(self._nnx.split(model)[1])
@@ -251,14 +236,14 @@ class Nnx(Tree):
         }
 
 
-_INITIALIZE = (
-    "a torch module has a fixed set of tensors: make all variables before torch_module, and change "
-    "only those that are no parameters"
+_FIXED = (
+    "a torch module has a fixed set of tensors: create all variables before torch_module, and "
+    "change only those that are not parameters"
 )
 
 
 def source_of(model: FlaxObject, variables: FlaxObject, init: FlaxObject, rngs: FlaxObject) -> Tree:
-    """Take apart what `torch_module` was given.
+    """The source of the arguments of `torch_module`.
 
     Raises:
         TypeError: the arguments do not go together.

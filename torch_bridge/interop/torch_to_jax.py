@@ -17,7 +17,7 @@ compositions:
 [4.0, 4.0]
 
 In-place writes stay inside. A module's new buffers (the statistics of BatchNorm) are dropped by
-`f(params, ..)`, and returned by `f.with_buffers`, which takes parameters and buffers apart:
+`f(params, ..)`, and returned by `f.with_buffers`, which takes parameters and buffers separately:
 
 >>> f = iso.jax_function(torch.nn.BatchNorm1d(3))
 >>> y, buffers = f.with_buffers(f.parameters, f.buffers, x)
@@ -26,7 +26,7 @@ In-place writes stay inside. A module's new buffers (the statistics of BatchNorm
 
 Whether a module trains is read when it is called: under `jax.jit`, when the function is traced.
 Tensors that are no buffers, such as `torch.arange(n)` made on the CPU, are constants. Derivatives
-are torch's: what `detach`, `no_grad`, hooks and `torch.autograd.Function`s say of them holds.
+are torch's: `detach`, `no_grad`, hooks and `torch.autograd.Function`s have their effect.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from isoshard.torch_bridge.modules import modules
 
 from . import module_tensors
 from .convert import constant, keys
-from .recorded_function import Take, at_once, no_cpu_draws, recorded
-from .result_types import Result, Said, as_given, computed, spread
+from .recorded_function import Take, eager_take, no_cpu_draws, recorded
+from .result_types import Result, ShardingById, call_under_auto, declared_layouts, like_argument
 from .users_mesh import users_mesh
 
 _LEFT_OUT: Any = object()
@@ -125,7 +125,7 @@ class JaxFunction:
         """Run the torch code on JAX values.
 
         Args:
-            params: a dictionary like `.params` (other names are refused); for a plain function its
+            params: a dictionary like `.params` (other names are an error); for a plain function its
                 first argument, if it has any.
             *args: JAX arrays, tensors, or anything the torch code takes.
             rng: a JAX PRNG key, needed if the code draws random numbers (dropout in training).
@@ -141,20 +141,20 @@ class JaxFunction:
             TypeError: the function of a module is called without `params`, or `rng` is given and
                 is an argument of the torch code, too.
         """
-        self._refuse_own(rng)
+        self._check_rng(rng)
         if isinstance(self.__wrapped__, torch.nn.Module):
-            if params is _LEFT_OUT and not self._has("params"):
+            if params is _LEFT_OUT and not self._has_argument("params"):
                 params = kwargs.pop("params", _LEFT_OUT)
             if params is _LEFT_OUT:
                 raise TypeError(
                     f"the function of {self._name} takes the module's arrays first: f(f.params, x)"
                 )
-            own = dict(modules.tensors(self.__wrapped__))
-            _check(params, own, f"params of {self._name}", "params")
-            module_tensors.check(params, own, f"params of {self._name}")
+            tensors = dict(modules.tensors(self.__wrapped__))
+            _check(params, tensors, f"params of {self._name}", "params")
+            module_tensors.check(params, tensors, f"params of {self._name}")
             return self._cross(self._of_module, (params, args, kwargs), rng)
-        given = args if params is _LEFT_OUT else (params, *args)
-        return self._cross(self._of_function, (given, kwargs), rng)
+        arguments = args if params is _LEFT_OUT else (params, *args)
+        return self._cross(self._of_function, (arguments, kwargs), rng)
 
     def with_buffers(
         self,
@@ -165,7 +165,7 @@ class JaxFunction:
         rng: jax.Array | None = None,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, jax.Array]]:
-        """Run the module, and return what its buffers have become.
+        """Run the module, and return its new buffers, too.
 
         Args:
             params: a dictionary like `.parameters`.
@@ -176,8 +176,8 @@ class JaxFunction:
 
         Returns:
             The result, and a dictionary like `buffers`. With `jax.value_and_grad(..,
-            has_aux=True)` the new buffers go beside the gradients, and in a `jax.lax.scan` they
-            are part of the carry.
+            has_aux=True)` the new buffers are the auxiliary data, and in a `jax.lax.scan` they are
+            part of the carry.
 
         Raises:
             KeyError: the names are not those of the module's parameters and of its buffers.
@@ -186,89 +186,96 @@ class JaxFunction:
         """
         if not isinstance(self.__wrapped__, torch.nn.Module):
             raise TypeError("a plain function has no buffers; call it as f(*args)")
-        self._refuse_own(rng)
+        self._check_rng(rng)
         _check_names(self.__wrapped__, params, "parameters")
         _check_names(self.__wrapped__, buffers, "buffers")
-        own = dict(modules.tensors(self.__wrapped__))
-        module_tensors.check({**params, **buffers}, own, f"params and buffers of {self._name}")
+        tensors = dict(modules.tensors(self.__wrapped__))
+        module_tensors.check({**params, **buffers}, tensors, f"params and buffers of {self._name}")
 
-        def code(given: Any, take: Take) -> Any:
+        def code(arguments: Any, take: Take) -> Any:
             tensors: dict[str, Any] = {}
-            result = self._of_module(given, take, tensors)
+            result = self._of_module(arguments, take, tensors)
             return result, {name: tensors[name] for name in buffers}
 
-        as_before = {name: as_given(buffer) for name, buffer in buffers.items()}
+        as_before = {name: like_argument(buffer) for name, buffer in buffers.items()}
         return self._cross(code, ({**params, **buffers}, args, kwargs), rng, as_before)
 
-    def _cross(self, code: Any, given: Any, rng: Any, buffers: dict[str, Any] | None = None) -> Any:
-        """Run torch code, and give its results to JAX.
+    def _cross(
+        self, code: Any, arguments: Any, rng: Any, buffers: dict[str, Any] | None = None
+    ) -> Any:
+        """Run torch code on arrays, and return its results as arrays.
 
         Args:
-            code: see `computed`.
-            given: its arguments, arrays of JAX among them.
+            code: takes the arguments and a `Take`.
+            arguments: its arguments, arrays of JAX among them.
             rng: a key, or None.
             buffers: the layouts of the new buffers, where those are the second of two results.
         """
-        named = dict(zip(("params", "argument", "keyword")[-len(given) :], given, strict=True))
+        named = dict(
+            zip(("params", "argument", "keyword")[-len(arguments) :], arguments, strict=True)
+        )
         mesh = users_mesh({**named, "rng": rng}, self._name)
 
-        def run(arguments: Any, said: Said) -> Any:
-            given, rng = arguments
-            if is_tracing() or any(isinstance(one, Tracer) for one in jax.tree.leaves(arguments)):
-                function = functools.partial(code, given)
-                return recorded(function, rng, said, self._name, self._repeat)
+        def run(inputs: Any, shardings: ShardingById) -> Any:
+            arguments, rng = inputs
+            if is_tracing() or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(inputs)):
+                function = functools.partial(code, arguments)
+                return recorded(function, rng, shardings, self._name, self._repeat)
             with (
                 tapes.immediately(keys(rng), imports=True),
                 torch.enable_grad(),
                 no_cpu_draws(self._name),
             ):
-                return pytree.tree_map(Result.of, code(given, at_once(said)))
+                return pytree.tree_map(Result.of, code(arguments, eager_take(shardings)))
 
         def layouts(results: Any) -> list[Any]:
             if buffers is None:
-                return spread(self._out_sharding, results, self._name)
-            return [*spread(self._out_sharding, results[0], self._name), *buffers.values()]
+                return declared_layouts(self._out_sharding, results, self._name)
+            return [
+                *declared_layouts(self._out_sharding, results[0], self._name),
+                *buffers.values(),
+            ]
 
-        return computed(run, (given, rng), mesh, layouts, self._name)
+        return call_under_auto(run, (arguments, rng), mesh, layouts, self._name)
 
-    def _of_function(self, given: Any, take: Take) -> Any:
-        args, kwargs = _taken(given, take)
+    def _of_function(self, arguments: Any, take: Take) -> Any:
+        args, kwargs = _as_tensors(arguments, take)
         return self.__wrapped__(*args, **kwargs)
 
-    def _of_module(self, given: Any, take: Take, tensors: dict[str, Any] | None = None) -> Any:
-        """The module's result; parameters and buffers as they are afterwards go to `tensors`."""
-        params, args, kwargs = given
+    def _of_module(self, arguments: Any, take: Take, tensors: dict[str, Any] | None = None) -> Any:
+        """The module's result; `tensors` gets its parameters and buffers after the call."""
+        params, args, kwargs = arguments
         module: Any = self.__wrapped__
-        args, kwargs = _taken((args, kwargs), take)
+        args, kwargs = _as_tensors((args, kwargs), take)
         tensors = {} if tensors is None else tensors
-        tensors.update(module_tensors.taken(params, dict(modules.tensors(module)), take))
+        tensors.update(module_tensors.replacements(params, dict(modules.tensors(module)), take))
         with module_tensors.unchanged(module, self._name):
             return torch.func.functional_call(module, tensors, args, kwargs)
 
-    def _has(self, name: str) -> bool:
-        """Whether the torch code names one of its own arguments so."""
+    def _has_argument(self, name: str) -> bool:
+        """Whether the torch code has an argument of this name."""
         target = self.__wrapped__
         code = target.forward if isinstance(target, torch.nn.Module) else target
         try:
             return name in inspect.signature(code).parameters
-        except (TypeError, ValueError):  # of C code there is no signature
+        except (TypeError, ValueError):  # C code has no signature
             return False
 
-    def _refuse_own(self, rng: Any) -> None:
-        if rng is not None and self._has("rng"):
+    def _check_rng(self, rng: Any) -> None:
+        if rng is not None and self._has_argument("rng"):
             raise TypeError(
-                f"{self._name} has an argument `rng` of its own, and the rng= of jax_function is "
-                "the JAX key for random numbers: which is meant cannot be told. Pass the module's "
-                "own by its position, or rename it"
+                f"{self._name} has an argument `rng` of its own, and rng= of jax_function is the "
+                "JAX key for random numbers, so rng= is ambiguous. Pass the module's own by its "
+                "position, or rename it"
             )
 
     @property
     def _name(self) -> str:
         return getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__)
 
-    def _named(self, what: str) -> list[tuple[str, torch.Tensor]]:
+    def _named(self, method: str) -> list[tuple[str, torch.Tensor]]:
         module = self.__wrapped__
-        return list(getattr(module, what)()) if isinstance(module, torch.nn.Module) else []
+        return list(getattr(module, method)()) if isinstance(module, torch.nn.Module) else []
 
     def _arrays(self, named: list[tuple[str, torch.Tensor]]) -> dict[str, jax.Array]:
         empty = [name for name, tensor in named if tensor.is_meta]
@@ -293,8 +300,8 @@ def jax_function(
         target: an `nn.Module` on any device (also `meta`), called as `f(params, *args)`; or a
             function of tensors, called as `f(*args)`.
         out_sharding: the layouts of the results: a `PartitionSpec` over the mesh of the arguments
-            or a `NamedSharding`, for all results or in a tree as theirs. Where it says nothing, or
-            None, the torch code or the compiler does; see `result_types` beside this module.
+            or a `NamedSharding`, for all results or in a tree as theirs. Where it is None, the
+            torch code or the compiler decides; see `isoshard.torch_bridge.interop.result_types`.
         repeat: "auto" makes loops (`jax.lax.scan`) of equal layers, so that the compile time of
             the function, and of its gradient, does not grow with depth. The arguments are as
             without; those of equal layers are stacked inside. Where there are no equal layers, or
@@ -327,23 +334,23 @@ def jax_function(
     return JaxFunction(target, out_sharding, repeat)
 
 
-def _taken(arguments: Any, take: Take) -> Any:
+def _as_tensors(arguments: Any, take: Take) -> Any:
     leaves, structure = jax.tree.flatten(arguments, is_leaf=is_uneven)
     return jax.tree.unflatten(structure, list(map(take, leaves)))
 
 
-def _check_names(module: torch.nn.Module, given: Any, kind: str) -> None:
-    own = [name for name, _ in getattr(module, f"named_{kind}")()]
-    _check(given, own, f"{kind} of {type(module).__name__}", kind)
+def _check_names(module: torch.nn.Module, arrays: Any, kind: str) -> None:
+    names = [name for name, _ in getattr(module, f"named_{kind}")()]
+    _check(arrays, names, f"{kind} of {type(module).__name__}", kind)
 
 
-def _check(given: Any, own: Iterable[str], what: str, attribute: str) -> None:
-    if not isinstance(given, Mapping):
+def _check(arrays: Any, names: Iterable[str], what: str, attribute: str) -> None:
+    if not isinstance(arrays, Mapping):
         raise TypeError(
-            f"{what} are a dictionary of arrays by name, as jax_function(module).{attribute} has "
-            f"them, and come first: f(f.{attribute}, x); given was {type(given).__name__}"
+            f"{what} are a dictionary of arrays by name, like jax_function(module).{attribute}, "
+            f"and come first: f(f.{attribute}, x), but got {type(arrays).__name__}"
         )
-    unknown, missing = set(given) - set(own), set(own) - set(given)
+    unknown, missing = set(arrays) - set(names), set(names) - set(arrays)
     if unknown or missing:
         raise KeyError(
             f"{what} must have the names of jax_function(module).{attribute}; unknown are "

@@ -1,4 +1,4 @@
-"""A JAX function traced for operands: what its calls put on the tape, and in torch's graph."""
+"""A JAX function traced for operands: the tape entries of its calls, and their autograd nodes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
 from .convert import wrap
-from .flat_vjp import Pulled, hoisted
-from .operand_types import Types, say, typed_call
+from .flat_vjp import FlatVjp, hoisted
+from .operand_types import Types, declare_sharding, typed_call
 from .users_mesh import under_auto_axes
 
 
@@ -40,31 +40,31 @@ class TracedCall:
     """A function traced for operands like these.
 
     Attributes:
-        pulled: the function and its VJP, in JAX.
+        vjp: the function and its VJP, in JAX.
         types: of the operands, or None.
         outs: the aval of each result.
         rest: the avals of the other residuals: those that are no operands or results.
         forward: takes the operands; gives the results and the rest.
-        backward: takes what `pulled.kept` names and the gradients of the floating results; gives
-            the gradients of the wanted operands.
+        backward: takes the residuals and the gradients of the floating results; gives the
+            gradients of the operands `vjp.argnums`.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         avals: Sequence[Aval],
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         name: str,
         types: Types | None,
         wide: bool,
         again: Callable[..., Callable[..., Any]],
     ):
-        """Trace the function, and its VJP if a gradient is wanted.
+        """Trace the function, and its VJP if a gradient is needed.
 
         Args:
             function: takes one array per operand; returns a pytree.
             avals: of the operands.
-            wanted: for each operand, whether its gradient is.
+            needs_grad: for each operand, whether its gradient is computed.
             name: for messages and reports.
             types: of the operands, or None.
             wide: whether it computes in 64 bits where operands have them.
@@ -72,115 +72,103 @@ class TracedCall:
                 gradients can be differentiated.
         """
         self._name, self.types, self._wide = name, types, wide
-        self._avals, self.wanted = tuple(avals), tuple(wanted)
+        self._avals, self.needs_grad = tuple(avals), tuple(needs_grad)
         self._again = again
         self._gradient: Callable[..., Any] | None = None
-        kinds = [None] * len(avals) if types is None or types.untold else types.shardings
+        kinds = [None] * len(avals) if types is None or types.untyped else types.shardings
         with jax.enable_x64(wide), under_auto_axes() if types is None else types.entered():
             shapes = [
-                jax.ShapeDtypeStruct(aval.meta.size, self._taken(aval), sharding=kind)
+                jax.ShapeDtypeStruct(aval.meta.size, self._jax_dtype_of(aval), sharding=kind)
                 for aval, kind in zip(avals, kinds, strict=True)
             ]
             self._shapes, self._function = shapes, function
-            self._by_axes: dict[frozenset[Any], Pulled] = {}
+            self._by_axes: dict[frozenset[Any], FlatVjp] = {}
             axes = checked_axes()
             if axes:
-                axes = communicated(self._pulled(axes).program)
-                here = tapes.recorder()
-                if isinstance(here, subtrace.SubTrace) and here.axes is not None:
-                    here.axes |= axes
-            self.pulled = pulled = self._pulled(axes)
-        self.outs = [self._out_aval(aval) for aval in pulled.outs]
-        self.rest = [self._out_aval(aval) for aval in pulled.rest]
-        count = len(pulled.kept)
+                axes = communicated(self._vjp_over(axes).program)
+                recorder = tapes.recorder()
+                if isinstance(recorder, subtrace.SubTrace) and recorder.axes is not None:
+                    recorder.axes |= axes
+            self.vjp = vjp = self._vjp_over(axes)
+        self.outs = [self._out_aval(aval) for aval in vjp.outs]
+        self.rest = [self._out_aval(aval) for aval in vjp.rest]
+        count = len(vjp.residual_positions)
 
-        self._has_effects = bool(pulled.program.effects)
+        self._has_effects = bool(vjp.program.effects)
 
         def run(arrays: Any, _scalars: Any, _key: Any) -> Any:
             with jax.enable_x64(wide):
-                pulled = self._pulled(axes.union(*map(varying, arrays)))
-                found = self._call(pulled.forward, arrays, pulled.operands)
-                return [*found, jnp.ones((), bool)] if self._has_effects else found
+                vjp = self._vjp_over(axes.union(*map(varying, arrays)))
+                results = self._call(vjp.forward, arrays, vjp.operands)
+                return [*results, jnp.ones((), bool)] if self._has_effects else results
 
         def pull(arrays: Any, _scalars: Any, _key: Any) -> Any:
             with jax.enable_x64(wide):
                 over = axes.union(*map(varying, arrays))
-                pulled = self._pulled(over)
-                slopes = [varying_over(x, over) for x in arrays[count:]]
-                gradients = lambda *given: pulled.backward(given[:count], given[count:])  # noqa: E731
-                return self._call(gradients, [*arrays[:count], *slopes], pulled.pulled)
+                vjp = self._vjp_over(over)
+                cotangents = [varying_over(x, over) for x in arrays[count:]]
+                gradients = lambda *operands: vjp.backward(operands[:count], operands[count:])  # noqa: E731
+                return self._call(gradients, [*arrays[:count], *cotangents], vjp.backward_avals)
 
         count_of_all = len(self.outs) + len(self.rest) + self._has_effects
         self.forward = Recipe(name, run, count_of_all)
-        self.backward = Recipe(f"gradient of {name}", pull, len(pulled.wanted))
+        self.backward = Recipe(f"gradient of {name}", pull, len(vjp.argnums))
 
     def __call__(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        """Record the call, in torch's graph if a gradient is wanted.
-
-        Args:
-            tensors: the operands.
-
-        Returns:
-            The results, and others after them.
-        """
-        if any(self.wanted):
+        """Record the call, in torch's graph if needed; returns the results, then the rest."""
+        if any(self.needs_grad):
             return _JaxCall.apply(self, *tensors)
         return self.record(tensors)
 
-    def _pulled(self, axes: frozenset[Any]) -> Pulled:
+    def _vjp_over(self, axes: frozenset[Any]) -> FlatVjp:
         """The function of operands that differ over some axes of a `jax.shard_map` around."""
         if axes not in self._by_axes:
             with under_auto_axes() if self.types is None else self.types.entered():
                 shapes = [jax.eval_shape(lambda x: varying_over(x, axes), x) for x in self._shapes]
-                wanted = self.wanted
-                self._by_axes[axes] = Pulled(
-                    self._function, shapes if axes else self._shapes, wanted
+                needs_grad = self.needs_grad
+                self._by_axes[axes] = FlatVjp(
+                    self._function, shapes if axes else self._shapes, needs_grad
                 )
         return self._by_axes[axes]
 
     def _call(self, function: Any, arrays: Sequence[Any], kinds: Sequence[Any]) -> Any:
-        given = []
+        operands = []
         for x, kind in zip(arrays, kinds, strict=True):
             x = jax.lax.convert_element_type(x, jax_dtype(x.dtype))
-            given.append(varying_over(x, varying(kind)))
-        if self.types is not None and not any(isinstance(one, Tracer) for one in given):
+            operands.append(varying_over(x, varying(kind)))
+        if self.types is not None and not any(isinstance(operand, Tracer) for operand in operands):
             function = jax.jit(function)  # alone, its equations would find a mesh without devices
-        return typed_call(function, given, kinds, self.types)
+        return typed_call(function, operands, kinds, self.types)
 
     def with_operands(
         self, function: Callable[..., Any], differentiate: bool
     ) -> tuple[list[Any], TracedCall]:
-        """The same with what it closes over of a trace around it as further operands.
-
-        Args:
-            function: as given before.
-            differentiate: whether gradients are wanted.
-
-        Returns:
-            Tensors of those values, and the function.
-        """
+        """Tensors of the tracers that it closes over, and the call with these as operands."""
         types = self.types
         with jax.enable_x64(self._wide), under_auto_axes() if types is None else types.entered():
             tracers, run = hoisted(function, self._shapes)
-        tensors = subtrace.inside([wrap(one) for one in tracers])
-        if types is not None and not types.untold:
-            more: list[Any] = [jax.typeof(one).sharding for one in tracers]
+        tensors = subtrace.inside([wrap(tracer) for tracer in tracers])
+        if types is not None and not types.untyped:
+            more: list[Any] = [jax.typeof(tracer).sharding for tracer in tracers]
             types = Types(types.mesh, (*types.shardings, *more))
         avals = [*self._avals, *(tensor._aval for tensor in tensors)]
-        wanted = [*self.wanted, *(differentiate and one.requires_grad for one in tensors)]
+        needs_grad = [
+            *self.needs_grad,
+            *(differentiate and tensor.requires_grad for tensor in tensors),
+        ]
         again = self._again
-        return tensors, TracedCall(run, avals, wanted, self._name, types, self._wide, again)
+        return tensors, TracedCall(run, avals, needs_grad, self._name, types, self._wide, again)
 
-    def _taken(self, aval: Aval) -> Any:
+    def _jax_dtype_of(self, aval: Aval) -> Any:
         """The dtype in which JAX computes with an operand."""
-        found = jax_dtype(aval.physical)
-        if found != aval.physical and not jnp.issubdtype(found, jnp.integer):
+        dtype = jax_dtype(aval.physical)
+        if dtype != aval.physical and not jnp.issubdtype(dtype, jnp.integer):
             raise TypeError(
                 f"{self._name} is given {aval.meta.dtype}, and JAX computes in 32 bits while "
                 "jax_enable_x64 is off; switch it on with "
                 'jax.config.update("jax_enable_x64", True), or convert with .float()'
             )
-        return found
+        return dtype
 
     def _out_aval(self, aval: Any) -> Aval:
         try:
@@ -198,29 +186,29 @@ class TracedCall:
         )
         if self._has_effects and isinstance(tapes.recorder(), tapes.Tape):
             deferred_checks.check(lazy_tensor.fresh(_FLAG, values[-1]), lambda _: None)
-        made = [
+        results = [
             lazy_tensor.fresh(aval, value)
             for aval, value in zip((*self.outs, *self.rest), values, strict=False)
         ]
-        for tensor, kind in zip(made, self._kinds(self.pulled.outs), strict=False):
-            say(tensor, kind)
-        return made
+        for tensor, kind in zip(results, self._kinds(self.vjp.outs), strict=False):
+            declare_sharding(tensor, kind)
+        return results
 
     def _check_integers(self, tensors: Sequence[Any]) -> None:
-        """Let integers be checked that JAX takes in 32 bits, once their values are known."""
+        """Check integers that JAX stores in 32 bits, once their values are computed."""
         if not isinstance(tapes.recorder(), tapes.Tape):
             return
         for tensor, shape in zip(tensors, self._shapes, strict=True):
-            given = tensor._aval.physical
-            if given != shape.dtype:
-                message = _TOO_LARGE.format(self._name, given, shape.dtype)
-                found = tapes.recorder().record(_fitting(shape.dtype), [lazy_tensor.read(tensor)])
-                fault = functools.partial(_cut_error, message)
-                deferred_checks.check(lazy_tensor.fresh(_FLAG, found[0]), fault)
+            dtype = tensor._aval.physical
+            if dtype != shape.dtype:
+                message = _TOO_LARGE.format(self._name, dtype, shape.dtype)
+                fits = tapes.recorder().record(_fitting(shape.dtype), [lazy_tensor.read(tensor)])
+                error_of = functools.partial(_overflow_error, message)
+                deferred_checks.check(lazy_tensor.fresh(_FLAG, fits[0]), error_of)
 
     def _kinds(self, avals: Sequence[Any]) -> list[NamedSharding]:
-        """The types of values on the user's mesh; nothing if the function was traced without."""
-        if self.types is None or self.types.untold:
+        """The types of values on the user's mesh; empty if the function was traced without."""
+        if self.types is None or self.types.untyped:
             return []
         mesh = self.types.mesh
         return [
@@ -231,13 +219,13 @@ class TracedCall:
     def gradient(self) -> Callable[..., Any]:
         """The VJP as a function of operands and gradients that can be differentiated."""
         if self._gradient is None:
-            types, pulled = self.types, self.pulled
-            if types is not None and not types.untold:
-                floating = self._kinds([pulled.outs[number] for number in pulled.floating])
+            types, vjp = self.types, self.vjp
+            if types is not None and not types.untyped:
+                floating = self._kinds([vjp.outs[index] for index in vjp.floating])
                 types = Types(types.mesh, (*types.shardings, *floating))
             name = f"gradient of {self._name}"
             wide = self._wide
-            self._gradient = self._again(pulled.gradient, name, types=types or False, wide=wide)
+            self._gradient = self._again(vjp.gradient, name, types=types or False, wide=wide)
         return self._gradient
 
 
@@ -250,7 +238,7 @@ _TOO_LARGE = (
 _FLAG = Aval.contiguous((), torch.bool)
 
 
-def _cut_error(message: str, fits: int) -> Exception | None:
+def _overflow_error(message: str, fits: int) -> Exception | None:
     return None if fits else CopyError(message)
 
 
@@ -274,32 +262,39 @@ class _JaxCall(torch.autograd.Function):
         results, rest = outputs[: len(traced.outs)], outputs[len(traced.outs) :]
         ctx.traced = traced
         ctx.width = len(tensors)
-        found = [*tensors, *results, *rest]
-        ctx.kept = [place for place in sorted({*traced.pulled.kept}) if place >= len(tensors)]
-        ctx.save_for_backward(*tensors, *(found[place] for place in ctx.kept))
-        integers = set(range(len(results))) - set(traced.pulled.floating)
-        ctx.mark_non_differentiable(*(results[number] for number in sorted(integers)))
+        available = [*tensors, *results, *rest]
+        ctx.positions = [
+            position
+            for position in sorted({*traced.vjp.residual_positions})
+            if position >= len(tensors)
+        ]
+        ctx.save_for_backward(*tensors, *(available[position] for position in ctx.positions))
+        integers = set(range(len(results))) - set(traced.vjp.floating)
+        ctx.mark_non_differentiable(*(results[index] for index in sorted(integers)))
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         traced: TracedCall = ctx.traced
         saved = ctx.saved_tensors[: ctx.width]
-        given = [grads[number] for number in traced.pulled.floating]
+        cotangents = [grads[index] for index in traced.vjp.floating]
         if torch.is_grad_enabled():
-            found = traced.gradient()(list(saved), given)
+            gradients = traced.gradient()(list(saved), cotangents)
         else:
-            places = dict(zip(ctx.kept, ctx.saved_tensors[ctx.width :], strict=True))
-            places.update(enumerate(saved))
-            inputs = [*(places[place] for place in traced.pulled.kept), *given]
-            values = tapes.recorder().record(
-                traced.backward, [lazy_tensor.read(one) for one in inputs]
-            )
-            found = [
-                lazy_tensor.fresh(saved[number]._aval, value)
-                for number, value in zip(traced.pulled.wanted, values, strict=True)
+            available = dict(zip(ctx.positions, ctx.saved_tensors[ctx.width :], strict=True))
+            available.update(enumerate(saved))
+            inputs = [
+                *(available[position] for position in traced.vjp.residual_positions),
+                *cotangents,
             ]
-        result: list[Any] = [None] * ctx.width
-        for number, gradient in zip(traced.pulled.wanted, found, strict=True):
-            result[number] = gradient
-        return (None, *result)
+            values = tapes.recorder().record(
+                traced.backward, [lazy_tensor.read(tensor) for tensor in inputs]
+            )
+            gradients = [
+                lazy_tensor.fresh(saved[index]._aval, value)
+                for index, value in zip(traced.vjp.argnums, values, strict=True)
+            ]
+        input_grads: list[Any] = [None] * ctx.width
+        for index, gradient in zip(traced.vjp.argnums, gradients, strict=True):
+            input_grads[index] = gradient
+        return (None, *input_grads)

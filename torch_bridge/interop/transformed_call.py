@@ -1,7 +1,7 @@
 """JAX functions under the transformations of `torch.func`.
 
-`torch.func` unwraps the tensors of an autograd function level by level, and asks it for its rules:
-each of them is JAX's transformation of the function, called as a function of torch tensors again.
+`torch.func` unwraps the tensors of an autograd function level by level, and calls its rules: each
+of them is JAX's transformation of the function, called as a function of torch tensors again.
 
 >>> import isoshard as iso
 >>> cubes = iso.torch_function(lambda x: (x**3).sum())
@@ -41,7 +41,7 @@ class TransformedCall:
     Args:
         function: takes arrays; returns a pytree.
         name: for messages.
-        wrapped: makes a function of torch tensors, by a name.
+        wrapped: converts a function and its name to a function of torch tensors.
 
     Attributes:
         structure: how the results are nested; known once it was called.
@@ -52,7 +52,7 @@ class TransformedCall:
     def __init__(self, function: Function, name: str, wrapped: Callable[[Function, str], Function]):
         """Nothing is traced yet."""
         self.__wrapped__, self._name, self._wrapped = function, name, wrapped
-        self._own = wrapped(self._flat, name)
+        self._call = wrapped(self._flat, name)
         self._transformed: dict[Any, Any] = {}
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -61,34 +61,31 @@ class TransformedCall:
         return jax.tree.unflatten(self.structure, results)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The results in a row."""
-        return tuple(self._own(*tensors))
+        """The flat results."""
+        return tuple(self._call(*tensors))
 
-    def pullback(self, tensors: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        """The gradients of the tensors with floats, None of others.
-
-        Args:
-            tensors: arguments.
-            grads: of the results with floats.
-        """
+    def vjp(self, tensors: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        """The gradients of the tensors with floats, None of others."""
         chosen = _with_floats(tensors)
-        given = [*tensors, *grads]
-        found = iter(self._by("gradient", (chosen, len(tensors)), _pulled)(*given))
-        return [next(found) if number in chosen else None for number in range(len(tensors))]
+        operands = [*tensors, *grads]
+        gradients_left = iter(self._by("gradient", (chosen, len(tensors)), _vjp_of)(*operands))
+        return [next(gradients_left) if index in chosen else None for index in range(len(tensors))]
 
-    def tangents(self, tensors: Sequence[Any], changes: Sequence[Any]) -> list[Any]:
+    def jvp(self, tensors: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         """The tangents of the results with floats.
 
         Args:
             tensors: arguments.
-            changes: their tangents; None for zeros.
+            tangents: of the tensors; None for zeros.
         """
         chosen = _with_floats(tensors)
-        given = [
-            torch.zeros_like(tensors[number]) if changes[number] is None else changes[number]
-            for number in chosen
+        chosen_tangents = [
+            torch.zeros_like(tensors[index]) if tangents[index] is None else tangents[index]
+            for index in chosen
         ]
-        return list(self._by("tangent", (chosen, len(tensors)), _pushed)(*tensors, *given))
+        return list(
+            self._by("tangent", (chosen, len(tensors)), _jvp_of)(*tensors, *chosen_tangents)
+        )
 
     def batched(self, dims: tuple[int | None, ...], size: int) -> TransformedCall:
         """The function of many examples.
@@ -103,54 +100,54 @@ class TransformedCall:
             self._transformed[key] = TransformedCall(many, self._name, self._wrapped)
         return self._transformed[key]
 
-    def _by(self, what: str, key: Any, rule: Callable[..., Function]) -> Function:
-        if (what, key) not in self._transformed:
+    def _by(self, kind: str, key: Any, rule: Callable[..., Function]) -> Function:
+        if (kind, key) not in self._transformed:
             function = rule(self._flat, *key)
-            self._transformed[what, key] = self._wrapped(function, f"{what} of {self._name}")
-        return self._transformed[what, key]
+            self._transformed[kind, key] = self._wrapped(function, f"{kind} of {self._name}")
+        return self._transformed[kind, key]
 
     def _flat(self, *arrays: Any) -> list[Any]:
         results, self.structure = jax.tree.flatten(self.__wrapped__(*arrays))
         return [jnp.asarray(result) for result in results]
 
 
-def _pulled(flat: Function, chosen: Sequence[int], count: int) -> Function:
+def _vjp_of(flat: Function, chosen: Sequence[int], count: int) -> Function:
     """The VJP: of arguments, and of gradients as torch has them, conjugates of JAX's."""
 
-    def pulled(*given: Any) -> list[Any]:
-        arrays, grads = given[:count], given[count:]
+    def vjp(*operands: Any) -> list[Any]:
+        arrays, grads = operands[:count], operands[count:]
         results, pull = jax.vjp(_of_chosen(flat, arrays, chosen), *(arrays[n] for n in chosen))
         cotangents = [
             jnp.conj(grad.astype(result.dtype)) for grad, result in zip(grads, results, strict=True)
         ]
-        return [jnp.conj(one) for one in pull(cotangents)]
+        return [jnp.conj(gradient) for gradient in pull(cotangents)]
 
-    return pulled
+    return vjp
 
 
-def _pushed(flat: Function, chosen: Sequence[int], count: int) -> Function:
-    def pushed(*given: Any) -> list[Any]:
-        arrays, tangents = given[:count], given[count:]
-        primals = [arrays[number] for number in chosen]
+def _jvp_of(flat: Function, chosen: Sequence[int], count: int) -> Function:
+    def jvp(*operands: Any) -> list[Any]:
+        arrays, tangents = operands[:count], operands[count:]
+        primals = [arrays[index] for index in chosen]
         return jax.jvp(_of_chosen(flat, arrays, chosen), primals, list(tangents))[1]
 
-    return pushed
+    return jvp
 
 
 def _of_chosen(flat: Function, arrays: Sequence[Any], chosen: Sequence[int]) -> Function:
     """The results with floats, as a function of some arguments."""
 
     def function(*some: Any) -> list[Any]:
-        given = list(arrays)
-        for number, array in zip(chosen, some, strict=True):
-            given[number] = array
-        return [one for one in flat(*given) if np.issubdtype(one.dtype, np.inexact)]
+        operands = list(arrays)
+        for index, array in zip(chosen, some, strict=True):
+            operands[index] = array
+        return [result for result in flat(*operands) if np.issubdtype(result.dtype, np.inexact)]
 
     return function
 
 
 def _with_floats(tensors: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(number for number, one in enumerate(tensors) if _has_floats(one))
+    return tuple(index for index, tensor in enumerate(tensors) if _has_floats(tensor))
 
 
 def _has_floats(tensor: torch.Tensor) -> bool:
@@ -158,7 +155,7 @@ def _has_floats(tensor: torch.Tensor) -> bool:
 
 
 class _Transformed(torch.autograd.Function):
-    """The function where torch's transformations see it."""
+    """The function as torch's transformations see it."""
 
     @staticmethod
     def forward(call: TransformedCall, *tensors: Any) -> tuple[torch.Tensor, ...]:
@@ -170,19 +167,19 @@ class _Transformed(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.with_floats = _with_floats(output)
-        ctx.mark_non_differentiable(*(one for one in output if not _has_floats(one)))
+        ctx.mark_non_differentiable(*(result for result in output if not _has_floats(result)))
 
     @staticmethod
     def backward(ctx: AutogradContext, *grads: Any) -> Any:
-        given = [grads[number] for number in ctx.with_floats]
-        return (None, *ctx.call.pullback(ctx.saved_tensors, given))
+        cotangents = [grads[index] for index in ctx.with_floats]
+        return (None, *ctx.call.vjp(ctx.saved_tensors, cotangents))
 
     @staticmethod
-    def jvp(ctx: AutogradContext, _: Any, *changes: Any) -> Any:
-        found = dict(
-            zip(ctx.with_floats, ctx.call.tangents(ctx.saved_tensors, changes), strict=True)
+    def jvp(ctx: AutogradContext, _: Any, *tangents: Any) -> Any:
+        by_index = dict(
+            zip(ctx.with_floats, ctx.call.jvp(ctx.saved_tensors, tangents), strict=True)
         )
-        return tuple(found.get(number) for number in range(ctx.call.structure.num_leaves))
+        return tuple(by_index.get(index) for index in range(ctx.call.structure.num_leaves))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: TransformedCall, *tensors: Any) -> Any:

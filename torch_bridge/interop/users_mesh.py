@@ -1,8 +1,7 @@
-"""The mesh with Explicit axes of what crosses between the frameworks.
+"""The mesh with Explicit axes of values that cross between the frameworks.
 
 Torch code is computed under Auto axes. Its arguments come from the user's mesh and its results go
-back there, so the mesh is found at the door: it is that of the arguments, else the one that
-`jax.set_mesh` has set.
+back there: the mesh is that of the arguments, else the one that `jax.set_mesh` has set.
 
 >>> mesh = jax.make_mesh((8,), ("x",))
 >>> x = jax.device_put(jax.numpy.ones(8), NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
@@ -32,12 +31,12 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
 
 
-def users_mesh(arguments: PyTree, what: str) -> AnyMesh | None:
-    """The mesh with Explicit axes that arguments are on, or that is set around them.
+def users_mesh(arguments: PyTree, name: str) -> AnyMesh | None:
+    """The mesh with Explicit axes that arguments are on, or that `jax.set_mesh` has set.
 
     Args:
         arguments: a pytree; arrays, also traced, and tensors on the `jax` device count.
-        what: is called with them, for messages.
+        name: of the function that is called, for messages.
 
     Returns:
         The mesh; in a JAX transformation it may be abstract. None if there is none.
@@ -52,9 +51,9 @@ def users_mesh(arguments: PyTree, what: str) -> AnyMesh | None:
         typed = [ambient_mesh()]
     if not typed:
         return None
-    mesh = min(typed, key=lambda one: isinstance(one, jax.sharding.Mesh))
-    if not all(_goes_with(other, mesh) for other in meshes):
-        raise _several(arguments, what)
+    mesh = min(typed, key=lambda candidate: isinstance(candidate, jax.sharding.Mesh))
+    if not all(_is_compatible(other, mesh) for other in meshes):
+        raise _different_meshes(arguments, name)
     return mesh
 
 
@@ -91,17 +90,17 @@ def of_type(value: Leaf, sharding: NamedSharding) -> Any:
         sharding: over the user's mesh.
     """
     if isinstance(value, Tracer):
-        spec = explicit_part(sharding.spec, sharding.mesh)
+        spec = explicit_spec(sharding.spec, sharding.mesh)
         return jax.sharding.reshard(value, NamedSharding(sharding.mesh, spec))
     return reshard_array(value, sharding) if isinstance(sharding.mesh, jax.sharding.Mesh) else value
 
 
-def explicit_part(spec: P, mesh: AnyMesh) -> P:
-    """What a spec says of the Explicit axes of a mesh.
+def explicit_spec(spec: P, mesh: AnyMesh) -> P:
+    """The entries of a spec for the Explicit axes of a mesh.
 
     Example:
         >>> both = (AxisType.Explicit, AxisType.Auto)
-        >>> explicit_part(P(("x", "y"), "y"), jax.make_mesh((2, 4), ("x", "y"), both))
+        >>> explicit_spec(P(("x", "y"), "y"), jax.make_mesh((2, 4), ("x", "y"), both))
         P('x', None)
     """
     if mesh.are_all_axes_explicit:
@@ -114,37 +113,37 @@ def explicit_part(spec: P, mesh: AnyMesh) -> P:
     return P(*entries)
 
 
-def described(mesh: AnyMesh) -> str:
+def describe_mesh(mesh: AnyMesh) -> str:
     """A mesh in a few words, with the types of its axes.
 
     Example:
-        >>> described(jax.make_mesh((2, 4), ("x", "y")))
+        >>> describe_mesh(jax.make_mesh((2, 4), ("x", "y")))
         "'x' (2, Explicit), 'y' (4, Explicit)"
     """
     kinds = zip(mesh.shape.items(), mesh.axis_types, strict=True)
     return ", ".join(f"{name!r} ({size}, {kind.name})" for (name, size), kind in kinds)
 
 
-def _goes_with(one: AnyMesh, other: AnyMesh) -> bool:
+def _is_compatible(mesh: AnyMesh, other: AnyMesh) -> bool:
     """Whether values of both can be computed together: one grid, and one set of Explicit axes."""
-    if not same_grid(one, other):
+    if not same_grid(mesh, other):
         return False
-    pairs = {*zip(one.axis_types, other.axis_types, strict=True)}
+    pairs = {*zip(mesh.axis_types, other.axis_types, strict=True)}
     mixed = {(AxisType.Explicit, AxisType.Auto), (AxisType.Auto, AxisType.Explicit)}
-    return not (is_typed(one) and is_typed(other) and pairs & mixed)
+    return not (is_typed(mesh) and is_typed(other) and pairs & mixed)
 
 
-def _several(arguments: Any, what: str) -> ShardingError:
-    lies: dict[str, list[str]] = {}
+def _different_meshes(arguments: Any, name: str) -> ShardingError:
+    names_by_mesh: dict[str, list[str]] = {}
     for path, leaf in jax.tree.leaves_with_path(arguments):
         mesh = mesh_of_leaf(leaf)
         if mesh is not None:
-            lies.setdefault(_with_devices(mesh), []).append(path_name(path))
-    if len(lies) == 1:
-        lies[f"{_with_devices(ambient_mesh())} (set by jax.set_mesh)"] = []
-    where = "; ".join(f"{listed(names, _SHOWN)} on {mesh}" for mesh, names in lies.items())
+            names_by_mesh.setdefault(_with_devices(mesh), []).append(path_name(path))
+    if len(names_by_mesh) == 1:
+        names_by_mesh[f"{_with_devices(ambient_mesh())} (set by jax.set_mesh)"] = []
+    where = "; ".join(f"{listed(names, _SHOWN)} on {mesh}" for mesh, names in names_by_mesh.items())
     return ShardingError(
-        f"{what}: the arguments lie on different meshes: {where}. Lay them out on one: "
+        f"{name}: the arguments are on different meshes: {where}. Reshard them to one: "
         "iso.reshard(x, mesh, spec)"
     )
 
@@ -154,7 +153,7 @@ _SHOWN = 5
 
 def _with_devices(mesh: AnyMesh) -> str:
     if not isinstance(mesh, jax.sharding.Mesh):
-        return described(mesh)
+        return describe_mesh(mesh)
     devices = [device.id for device in mesh.devices.flat]
     shown = ", ".join(map(str, devices[:8])) + (", .." if len(devices) > 8 else "")
-    return f"{described(mesh)} of devices {shown}"
+    return f"{describe_mesh(mesh)} of devices {shown}"

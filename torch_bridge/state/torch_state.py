@@ -146,7 +146,7 @@ def _leaders_on_largest_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, An
     mesh = dtensor_modules.largest_mesh(params.values(), "the optimizer")
     leaders: dict[str, Any] = {}
     for name, param in params.items():
-        layout = dtensor_modules.held_on(name, param, mesh).route().layout
+        layout = dtensor_modules.rank_shard_on(name, param, mesh).route().layout
         dtype = physical_dtype(param.dtype).name
         leaders[name] = param
         if layout.is_even:

@@ -251,7 +251,7 @@ ENDS = {
     "placements": (lambda x, mesh: x + (x * 2).placements[0].dim, "choice of XLA's partitioner"),
     "leaf": (
         lambda x, mesh: distribute_tensor(x.full_tensor(), mesh, [S0, S1]) * 2,
-        "laid out already. Use t.redistribute",
+        "has placements already. Use t.redistribute",
     ),
     "gradient": (
         lambda x, mesh: x * distribute_tensor(PARAMETER, mesh, [R, R]),

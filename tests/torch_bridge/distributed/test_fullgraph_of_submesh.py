@@ -164,9 +164,9 @@ def test_marks_are_not_taken_for_whole(mesh):
     torch.testing.assert_close(elements(got), elements(program(x)))
 
 
-def test_a_whole_is_no_piece(mesh):
+def test_a_global_tensor_is_no_local_one(mesh):
     x, part = distribute_tensor(data(8, 8), mesh, [R, R]), mesh["tp"]
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?s)this is a whole. Take t.to_loc"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?s)is a global one. Call t.to_loc"):
         compiled(lambda x: all_reduce(x * 2, "sum", part) * 2, "aot_eager", fullgraph=True)[0](x)
 
 

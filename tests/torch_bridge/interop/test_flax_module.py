@@ -281,7 +281,7 @@ class Counting(nnx.Module):
 def test_mistakes():
     x = torch.ones(2, device="jax")
     with pytest.raises(
-        ValueError, match=r"Counting made the variable cache in a call; .*fixed set"
+        ValueError, match=r"Counting created the variable cache in a call; .*fixed set"
     ):
         iso.torch_module(Counting("makes"))(x)
     with pytest.raises(ValueError, match="Counting changed the parameter weight in a call"):
