@@ -601,6 +601,29 @@ def test_the_answers_of_the_page_are_there(header):
     assert not_there(table, ROOT, ROOT / "torch_bridge") == []
 
 
+@pytest.mark.parametrize("name", ["data_model", "engine", "debugging_recompilations", "adding"])
+def test_the_files_of_a_page_are_there(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    folders = ("torch_bridge", "torch_bridge/engine", "planner", "planner/propagation")
+    roots = (ROOT, *(ROOT / folder for folder in folders))
+    paths = [path for path in re.findall(r"`([\w/]+\.py)`", page) if "/" in path]
+    assert paths
+    assert not_there("\n".join(f"`{path}`" for path in paths), *roots) == []
+
+
+def test_reasons_of_recompilations_are_those_of_the_source():
+    page = (ROOT / "docs" / "debugging_recompilations.md").read_text()
+    rows = table_below(page, "| reason | usual cause | what to do |").splitlines()
+    source = (ROOT / "torch_bridge/engine/compiling/recompile_reasons.py").read_text()
+    reasons = [one for row in rows[2:] for one in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    texts = re.findall(r'(?:return|or) f?"([^"{]+)', source)
+    assert len(reasons) > 8
+    assert [one for one in reasons if not any(text.startswith(one) for text in texts)] == []
+    changed = "a place that changed"  # of `_cause` before it compares
+    covered = lambda text: text.startswith((*reasons, changed))  # noqa: E731
+    assert [text for text in texts if not covered(text)] == []
+
+
 def test_the_planners_rules_are_there():
     page = (ROOT / "docs" / "planning.md").read_text()
     section = page.partition("## The rules and what they imitate")[2].partition("\n## ")[0]
