@@ -12,7 +12,17 @@ from isoshard.torch_bridge.engine.operators import decompose, own_kernels
 from isoshard.torch_bridge.engine.operators.dispatch import SPECIAL
 from isoshard.torch_bridge.lowerings import registry
 
-_OTHER_TENSORS = ("sparse", "coo", "csr", "mkldnn", "quantized", "quantize_per", "nested", "_test")
+_OTHER_TENSORS = (
+    "sparse",
+    "coo",
+    "csr",
+    "mkldnn",
+    "quantized",
+    "quantize_per",
+    "nested",
+    "_test",
+    "_foobar",
+)
 """In names of operators for tensors that no JAX array can be, and of torch's own tests."""
 
 

@@ -79,6 +79,14 @@ def scaled_mm(
     return product if bias is None else product + bias.astype(jnp.float32)
 
 
+@lower("aten::_weight_int8pack_mm")
+def weight_int8_mm(x: jax.Array, weight: jax.Array, scales: jax.Array) -> jax.Array:
+    """`x @ weight.T` of 8-bit rows that each have a scale, summed in float32."""
+    columns = weight.astype(jnp.float32).T
+    product = jnp.matmul(x.astype(jnp.float32), columns, precision=jax.lax.Precision.HIGHEST)
+    return product * scales.astype(jnp.float32)
+
+
 def _kept(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The results of all fake quantizations: of the input's dtype, and the mask."""
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)

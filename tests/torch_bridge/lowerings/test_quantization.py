@@ -106,6 +106,19 @@ def test_scales_and_zero_points_that_are_trained(form, scale, zero_points):
         torch.testing.assert_close(*reversed(results), rtol=1e-5, atol=1e-4)
 
 
+def test_products_with_rows_of_8_bits():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 64, generator=random)
+    weight = torch.randint(-128, 128, (32, 64), dtype=torch.int8, generator=random)
+    scales = torch.rand(32, generator=random) / 64
+    for dtype in (torch.float32, torch.bfloat16):
+        args = x.to(dtype), weight, scales.to(dtype)
+        want = torch._weight_int8pack_mm(*args)
+        got = torch._weight_int8pack_mm(*[arg.to("jax") for arg in args])
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got.cpu(), want)
+
+
 def test_a_scale_that_changes_compiles_nothing():
     x = values().to("jax")
 
