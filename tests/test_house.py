@@ -7,7 +7,7 @@ import collections
 import functools
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -182,26 +182,58 @@ def twice(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
     return {name: places for name, places in found.items() if len(places) > 1}
 
 
+def module_names(modules: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    """Short name -> modules; a package has its folder's, and a file of that name is part of it."""
+    names = collections.defaultdict(list)
+    for name, path in modules:
+        if path.name == "__init__.py":
+            names[path.parent.name].append(name)
+        elif path.stem != path.parent.name:
+            names[path.stem].append(name)
+    return names
+
+
+def class_names(sources: Iterable[tuple[str, ast.Module]]) -> dict[str, list[str]]:
+    """Name of a class -> modules that define it."""
+    names = collections.defaultdict(list)
+    for name, tree in sources:
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                names[node.name].append(name)
+    return names
+
+
+def against_order(prefix: str, rooms: Sequence[str], edges: Mapping[str, set[str]]) -> list[str]:
+    """Imports of a folder that go from a room to one behind it."""
+    room_of = lambda name: rooms.index(name.removeprefix(prefix).split(".")[0])  # noqa: E731
+    return [
+        f"{name} imports {other}"
+        for name, others in edges.items()
+        for other in sorted(others)
+        if name.startswith(prefix) and other.startswith(prefix) and room_of(other) > room_of(name)
+    ]
+
+
 @pytest.mark.parametrize("house", HOUSES)
 def test_a_module_name_stands_for_one_thing(house):
-    found = collections.defaultdict(list)
-    for name, path in _ours(house):
-        if path.name != "__init__.py" and path.stem != path.parent.name:
-            found[path.stem].append(name)
-        elif path.name == "__init__.py":
-            found[path.parent.name].append(name)
-    again = twice(found)
+    again = twice(module_names(_ours(house)))
     assert {name: again[name] for name in again if name not in TWICE} == {}
 
 
 @pytest.mark.parametrize("house", HOUSES)
 def test_a_class_name_stands_for_one_thing(house):
-    found = collections.defaultdict(list)
-    for name, _ in _ours(house):
-        for node in trees()[name].body:
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append(name)
-    assert twice(found) == {}
+    assert twice(class_names((name, trees()[name]) for name, _ in _ours(house))) == {}
+
+
+def test_names_of_two_modules_and_of_two_classes_are_found():
+    paths = ("a/spec.py", "b/spec.py", "b/b.py", "b/__init__.py", "c/b/__init__.py")
+    modules = [(path, Path(path)) for path in paths]
+    assert twice(module_names(modules)) == {
+        "spec": ["a/spec.py", "b/spec.py"],
+        "b": ["b/__init__.py", "c/b/__init__.py"],
+    }
+    source = ast.parse("class Spec: ...\ndef f():\n    class Inner: ...")
+    assert twice(class_names([("a", source), ("b", source)])) == {"Spec": ["a", "b"]}
 
 
 def test_exceptions_are_needed():
@@ -217,14 +249,33 @@ def test_rooms_import_one_way(folder):
     prefix = f"isoshard.{folder.replace('/', '.')}."
     there = {path.name.removesuffix(".py") for path in (ROOT / folder).iterdir()} - {"__pycache__"}
     assert there - {"__init__", "README.md", "kit.pyi"} == set(rooms)
-    wrong = []
-    for name in graph():
-        for other in graph()[name] | late()[name]:
-            if name.startswith(prefix) and other.startswith(prefix):
-                here, above = (one.removeprefix(prefix).split(".")[0] for one in (name, other))
-                if rooms.index(above) > rooms.index(here):
-                    wrong.append(f"{name} imports {other}")
-    assert wrong == []
+    edges = {name: graph()[name] | late()[name] for name in graph()}
+    assert against_order(prefix, rooms, edges) == []
+
+
+def test_an_import_against_the_order_is_found():
+    edges = {"core.layout.mesh": {"core.plan.plan"}, "core.plan.plan": {"core.layout.spec", "jax"}}
+    assert against_order("core.", ("layout", "plan"), edges) == [
+        "core.layout.mesh imports core.plan.plan"
+    ]
+    assert against_order("core.", ("plan", "layout"), edges) == [
+        "core.plan.plan imports core.layout.spec"
+    ]
+
+
+def kit_errors(listed: Sequence[str], used: set[str]) -> list[str]:
+    """Names that a kit lists twice, that no annex uses, and that it does not list."""
+    again = [f"{name} is listed twice" for name, n in collections.Counter(listed).items() if n > 1]
+    unused = [f"no annex uses {name}" for name in sorted({*listed} - used)]
+    return again + unused + [f"{name} is not listed" for name in sorted(used - {*listed})]
+
+
+def test_names_that_a_kit_lacks_or_has_for_nothing_are_found():
+    assert kit_errors(["Plan", "Plan", "Mesh"], {"Plan", "P"}) == [
+        "Plan is listed twice",
+        "no annex uses Mesh",
+        "P is not listed",
+    ]
 
 
 @pytest.mark.parametrize("house", HEART)
@@ -240,8 +291,7 @@ def test_a_kit_lists_what_annexes_use(house):
         if isinstance(node, ast.ImportFrom) and node.module == kit
         for alias in node.names
     }
-    assert sorted(listed) == sorted({*listed}), "a name is listed twice"
-    assert {*listed} == used
+    assert kit_errors(listed, used) == []
     module = importlib.import_module(kit)
     assert [name for name in listed if getattr(module, name, None) is None] == []
     with pytest.raises(AttributeError, match=f"module '{kit}' has no attribute 'nothing'"):
@@ -296,15 +346,28 @@ def parameters(body: Sequence[ast.stmt], inside: str = "") -> Iterator[tuple[str
                 yield f"{inside}{node.name}", one.arg, said
 
 
+def untyped(body: Sequence[ast.stmt], *, any_needs_reason: bool) -> list[str]:
+    """Parameters without a type, and those that are plain `Any`."""
+    return [
+        f"{function}({parameter}): {'no type' if type_ is None else 'why, in argument_types'}"
+        for function, parameter, type_ in parameters(body)
+        if type_ is None or (any_needs_reason and type_ == "Any")
+    ]
+
+
 def test_parameters_have_types_and_any_has_a_reason():
-    plain = []
+    wrong = []
     for name, path in _ours("torch_bridge"):
         room = path.relative_to(ROOT / "torch_bridge").parts[0]
-        for function, parameter, said in parameters(trees()[name].body):
-            assert said is not None, f"{name}: {function}({parameter})"
-            if room in ANSWERED and said == "Any":
-                plain.append(f"{name}: {function}({parameter}): say why in argument_types")
-    assert plain == []
+        errors = untyped(trees()[name].body, any_needs_reason=room in ANSWERED)
+        wrong += [f"{name}: {error}" for error in errors]
+    assert wrong == []
+
+
+def test_parameters_without_a_type_or_a_reason_are_found():
+    body = ast.parse("def f(a, b: Any, c: int): ...").body
+    assert untyped(body, any_needs_reason=False) == ["f(a): no type"]
+    assert untyped(body, any_needs_reason=True) == ["f(a): no type", "f(b): why, in argument_types"]
 
 
 def test_parameters_are_found():
@@ -314,13 +377,25 @@ def test_parameters_are_found():
     assert found == [("f", "a", None), ("f", "b", "Any"), ("A.f", "x", "int")]
 
 
+def without_reason(body: Sequence[ast.stmt]) -> list[str]:
+    """Aliases that no docstring follows."""
+    return [
+        ast.unparse(node.target)
+        for node, next_ in zip(body, [*body[1:], ast.Pass()], strict=True)
+        if isinstance(node, ast.AnnAssign)
+        and not (isinstance(next_, ast.Expr) and isinstance(next_.value, ast.Constant))
+    ]
+
+
 def test_every_alias_of_any_has_a_reason():
     body = trees()["isoshard.torch_bridge.common.argument_types"].body
-    names = [node for node in body if isinstance(node, ast.AnnAssign)]
-    assert len(names) > 10
-    for node in names:
-        reason = body[body.index(node) + 1]
-        assert isinstance(reason, ast.Expr) and isinstance(reason.value, ast.Constant)
+    assert sum(isinstance(node, ast.AnnAssign) for node in body) > 10
+    assert without_reason(body) == []
+
+
+def test_an_alias_without_a_reason_is_found():
+    source = "A: TypeAlias = Any\nB: TypeAlias = Any\n'why'\nC: TypeAlias = Any"
+    assert without_reason(ast.parse(source).body) == ["A", "C"]
 
 
 def _not_said() -> dict[str, str]:
@@ -331,16 +406,29 @@ def _not_said() -> dict[str, str]:
 
 @pytest.mark.parametrize("house", HOUSES)
 def test_names_are_of_the_glossary(house):
-    instead = _not_said()
-    assert instead["piece"] == "shard"
     wrong = []
     for name, path in _ours(house):
         names = [path.stem, *(n.name for n in trees()[name].body if isinstance(n, ast.ClassDef))]
-        for one in names:
-            words = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", one)
-            said = [word for word in words if word.lower() in instead]
-            wrong += [f"{name}: {one}: say {instead[word.lower()]}" for word in said]
+        wrong += [f"{name}: {error}" for error in not_of_the_glossary(names)]
     assert wrong == []
+
+
+def not_of_the_glossary(names: Iterable[str]) -> list[str]:
+    """Names of modules and classes with a word that the glossary replaces."""
+    instead = _not_said()
+    return [
+        f"{name}: say {instead[word]}"
+        for name in names
+        for word in dialect.split(name)
+        if word in instead
+    ]
+
+
+def test_names_that_are_not_of_the_glossary_are_found():
+    assert not_of_the_glossary(["shard_list", "HeldPieces"]) == [
+        "HeldPieces: say shard",
+        "HeldPieces: say shard",
+    ]
 
 
 ROOMS_TO_RENAME: dict[str, int] = {
@@ -444,7 +532,7 @@ def test_pages_have_the_fields_words():
     assert len(wrong) == PAGES_TO_WRITE, "lower PAGES_TO_WRITE"
 
 
-def test_words_are_found():
+def test_words_are_found(tmp_path):
     source = "class Laid:\n    def told(self, one):\n        self.held = found = one"
     found = dialect.in_identifiers(ast.parse(source))
     assert [one.partition(": ")[2] for one in found] == ["Laid", "told", "one", "held", "found"]
@@ -453,15 +541,133 @@ def test_words_are_found():
         "lies on",
         "lay it out",
     ]
+    warned = "warnings.warn(f'{x} is laid out', stacklevel=2)"
+    assert dialect.in_messages(ast.parse(warned)) == ["line 1: laid out"]
+    page = tmp_path / "page.md"
+    page.write_text("# A page\nIt is sharded.\nNobody says no here.\n")
+    assert dialect.in_page(page) == ["page.md:3: says no"]
 
 
-def test_the_answers_of_the_page_are_there():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    table = page.partition("| question | answer |")[2].partition("\n\n")[0]
-    paths = re.findall(r"`([\w/]+\.py)`", table)
-    assert table.count("\n|") - 1 >= 10 and len(paths) >= 10
-    roots = (ROOT, ROOT / "torch_bridge")
-    assert [path for path in paths if not any((root / path).is_file() for root in roots)] == []
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def table_below(page: str, header: str) -> str:
+    """The rows of a page's table."""
+    return page.partition(header)[2].partition("\n\n")[0]
+
+
+def not_there(text: str, *roots: Path) -> list[str]:
+    """Of the files in a text, and of the names in them (`core/errors.py:SpecError`), the wrong."""
+    wrong = []
+    for path, name in re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", text):
+        file = next((root / path for root in roots if (root / path).is_file()), None)
+        if file is None or (name and name not in defined(ast.parse(file.read_text()).body)):
+            wrong.append(f"{path}:{name}" if name else path)
+    return wrong
+
+
+def defined(body: Sequence[ast.stmt], inside: str = "") -> Iterator[str]:
+    """The functions, classes, methods (`Guard.check`) and constants of a module."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield f"{inside}{node.name}"
+            if isinstance(node, ast.ClassDef):
+                yield from defined(node.body, f"{inside}{node.name}.")
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (
+                f"{inside}{target.id}" for target in targets if isinstance(target, ast.Name)
+            )
+
+
+@pytest.mark.parametrize("header", ["| question | answer |", "| where is it decided | answer |"])
+def test_the_answers_of_the_page_are_there(header):
+    table = table_below(ARCHITECTURE.read_text(), header)
+    assert table.count("\n|") - 1 >= 10
+    assert len(re.findall(r"`[\w/]+\.py", table)) >= 10
+    assert not_there(table, ROOT, ROOT / "torch_bridge") == []
+
+
+@pytest.mark.parametrize("name", ["data_model", "engine", "debugging_recompilations", "adding"])
+def test_the_files_of_a_page_are_there(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    folders = ("torch_bridge", "torch_bridge/engine", "planner", "planner/propagation")
+    roots = (ROOT, *(ROOT / folder for folder in folders))
+    paths = [path for path in re.findall(r"`([\w/]+\.py)`", page) if "/" in path]
+    assert paths
+    assert not_there("\n".join(f"`{path}`" for path in paths), *roots) == []
+
+
+def test_reasons_of_recompilations_are_those_of_the_source():
+    page = (ROOT / "docs" / "debugging_recompilations.md").read_text()
+    rows = table_below(page, "| reason | usual cause | what to do |").splitlines()
+    source = (ROOT / "torch_bridge/engine/compiling/recompile_reasons.py").read_text()
+    reasons = [one for row in rows[2:] for one in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    texts = re.findall(r'(?:return|or) f?"([^"{]+)', source)
+    assert len(reasons) > 8
+    assert [one for one in reasons if not any(text.startswith(one) for text in texts)] == []
+    changed = "a place that changed"  # of `_cause` before it compares
+    covered = lambda text: text.startswith((*reasons, changed))  # noqa: E731
+    assert [text for text in texts if not covered(text)] == []
+
+
+def test_the_planners_rules_are_there():
+    page = (ROOT / "docs" / "planning.md").read_text()
+    section = page.partition("## The rules and what they imitate")[2].partition("\n## ")[0]
+    files = re.findall(r"^\| [^|]+ \| (`[\w/]+\.py`) \|", section, re.MULTILINE)
+    assert len(files) > 30
+    assert not_there("\n".join(files), ROOT / "planner") == []
+
+
+def test_a_wrong_answer_is_found():
+    right = "`core/errors.py`, `core/errors.py:SpecError`, `tests/dialect.py:WORDS`"
+    right += "`torch_bridge/engine/capture/guards.py:Guard.check`"
+    assert not_there(right, ROOT) == []
+    wrong = "`core/no_such.py`, `core/errors.py:NoSuchError`, `core/errors.py:SpecError.no_such`"
+    assert not_there(right + wrong, ROOT) == [
+        "core/no_such.py",
+        "core/errors.py:NoSuchError",
+        "core/errors.py:SpecError.no_such",
+    ]
+    page = "| a | b |\n|---|---|\n| `core/no_such.py` | |\n\n`core/no_such_either.py`"
+    assert not_there(table_below(page, "| a | b |"), ROOT) == ["core/no_such.py"]
+
+
+def picture_errors(picture: str, edges: Mapping[str, set[str]]) -> list[str]:
+    """What a picture of the folders lacks, and arrows and boxes that are not in the source.
+
+    Args:
+        picture: SVG; a box has the folder's name as text of class `t`, an arrow the two as its id.
+        edges: folder -> the folders that it imports.
+    """
+    boxes = set(re.findall(r'class="t">(\w+)<', picture))
+    arrows = set(re.findall(r'id="(\w+-\w+)"', picture))
+    imported = {f"{folder}-{other}" for folder, others in edges.items() for other in others}
+    return [
+        *[f"no box for {folder}" for folder in sorted({*edges} - boxes)],
+        *[f"no folder {folder}" for folder in sorted(boxes - {*edges})],
+        *[f"no arrow {arrow}" for arrow in sorted(imported - arrows)],
+        *[f"no import {arrow}" for arrow in sorted(arrows - imported)],
+    ]
+
+
+def test_the_picture_is_of_this_house():
+    edges: dict[str, set[str]] = {house: set() for house in HOUSES}
+    for name, others in graph().items():
+        folder = name.split(".")[1]
+        edges[folder] |= {other.split(".")[1] for other in others} - {folder}
+    picture = (ROOT / "docs" / "house.svg").read_text()
+    assert picture_errors(picture.replace("isoshard (src/isoshard)", ""), edges) == []
+
+
+def test_errors_of_a_picture_are_found():
+    picture = '<text class="t">core</text> <text class="t">gone</text> <path id="core-gone"/>'
+    assert picture_errors(picture, {"core": set(), "planner": {"core"}}) == [
+        "no box for planner",
+        "no folder gone",
+        "no arrow planner-core",
+        "no import core-gone",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def started_early(
     The compiler for GPUs schedules from the end of a program to its start, with one collective at a
     time: it starts where enough is computed meanwhile, or else at the start of the program.
 
-    Source: `LatencyHidingScheduler`, with the GPU compiler's `kMaxConcurrentCollectives` of one.
+    Source: `LatencyHidingScheduler`; `xla_gpu_experimental_parallel_collective_overlap_limit` is 1.
 
     Args:
         kernels: in an order in which they can run.

@@ -5,7 +5,7 @@ into one with both results. It runs when the operands of both are ready, so both
 at once, in addition to all operands: in an attention layer's backward pass the probabilities and
 the gradient of the scores.
 
-Source: `MultiOutputFusion` of XLA's gpu/transforms/multi_output_fusion.cc.
+Source: `MultiOutputFusion` of XLA's backends/gpu/transforms/multi_output_fusion.cc.
 """
 
 from __future__ import annotations

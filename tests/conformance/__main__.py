@@ -5,6 +5,7 @@ python -m tests.conformance --op add --op linalg.svd     some entries (names, pa
 python -m tests.conformance --columns forward,backward --samples 4
 python -m tests.conformance --quick                      a sample of each entry: a minute
 python -m tests.conformance --write                      everything; and write the table to docs/
+python -m tests.conformance --missing                    operators that nothing computes here
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .columns import COLUMNS, columns_of
 from .database import entries
 from .expected import EXPECTED
 from .judge import faults
+from .missing import missing
 from .pool import Task, run_all
 from .report import figures, summary, write
 from .worker import start
@@ -32,6 +34,9 @@ from .worker import start
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; 0 if the outcome is good enough."""
     options = _options(arguments)
+    if options.missing:
+        print(*missing(), sep="\n")
+        return 0
     columns = tuple(options.columns.split(",")) if options.columns else tuple(COLUMNS)
     most, limit = len(columns), options.samples
     if options.quick:  # backward compares the results as well
@@ -95,6 +100,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one entry")
     parser.add_argument("--write", action="store_true", help="write docs/conformance.md")
+    parser.add_argument(
+        "--missing", action="store_true", help="list operators that have no lowering, and need one"
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for each cell that fails")
     options = parser.parse_args(arguments)
     unknown = set((options.columns or "forward").split(",")) - set(COLUMNS)

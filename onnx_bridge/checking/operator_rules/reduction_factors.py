@@ -92,3 +92,10 @@ def over_one_axis(site: Site) -> Factors:
     inputs: tuple[Axes | None, ...] = (names, *(None,) * (len(site.node.inputs) - 1))
     outputs = (names,) * len(site.node.outputs)
     return Factors(inputs, outputs, EXTENSION, unsplit=frozenset(names[axis] for axis in axes))
+
+
+@rule("Det")
+def determinant(site: Site) -> Factors:
+    """Each matrix is on one device; stacks of them may be split."""
+    names = named("a", len(site.shape(0)))
+    return Factors((names,), (names[:-2],), EXTENSION, unsplit=frozenset(names[-2:]))

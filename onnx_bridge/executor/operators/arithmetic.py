@@ -144,6 +144,12 @@ def gemm(a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
     return product + (c if beta == 1.0 else (c * beta).astype(c.dtype))
 
 
+@operator("Det", since=11)
+def det(x):
+    """The determinant of each matrix in the last two axes."""
+    return jnp.linalg.det(x)
+
+
 @operator("Einsum", since=12)
 def einsum(*inputs, equation):
     """Einstein's sum."""

@@ -56,6 +56,7 @@ CASES = {
                          (4, 8), P(None, "y"), [COMBINED], {}),
     "argmax": ("ArgMax", [t(4, 8, spec=P("x", "y"))], (4, 1), P("x"), [COMBINED], {"axis": 1}),
     "cumsum": ("CumSum", [t(4, 8, spec=P("x", "y")), constant(1)], (4, 8), P("x"), [MOVED], {}),
+    "determinant": ("Det", [t(4, 8, 8, spec=P("x", None, "y"))], (4,), P("x"), [MOVED], {}),
     "attention": ("Attention", [t(2, 4, 6, 8, spec=P("x", "y"))] * 3, (2, 4, 6, 8), P("x", "y"), [],
                   {}),
     "convolution": ("Conv", [t(4, 3, 8, 8, spec=P("x")), t(6, 3, 3, 3, spec=P("y")),

@@ -75,6 +75,50 @@ def test_compiled_steps_and_jax(form):
     np.testing.assert_array_equal(in_jax, by)
 
 
+def learned(x, scale, zero_point):
+    return torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero_point, -8, 7, 0.5)
+
+
+def learned_channels(x, scale, zero_point):
+    return torch._fake_quantize_learnable_per_channel_affine(x, scale, zero_point, 1, -8, 7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("form", "scale", "zero_points"),
+    [
+        (learned, [0.5], ([0.0], [1.4], [-2.5], [0.5], [-20.5], [9.0])),
+        (learned_channels, [0.3, 0.5], ([0.0, 1.6], [-2.5, 0.5], [-20.5, 9.0])),
+    ],
+)
+def test_scales_and_zero_points_that_are_trained(form, scale, zero_points):
+    """Learned step size quantization: below, above and inside of the range, and points at ties."""
+    x = values()[17:]  # of finite numbers and some that are not
+    x = x[x.isfinite().all(1)].clamp(-1e3, 1e3)
+    weights = torch.linspace(-1, 1, x.numel()).view(x.shape)
+    for zero_point in zero_points:
+        results = []
+        for device in ("cpu", "jax"):
+            inputs = [torch.tensor(one, device=device) for one in (scale, zero_point)]
+            inputs = [leaf.requires_grad_() for leaf in (x.clone().to(device), *inputs)]
+            result = form(*inputs)
+            (result * weights.to(device)).sum().backward()
+            results.append([result.detach().cpu(), *[leaf.grad.cpu() for leaf in inputs]])
+        torch.testing.assert_close(*reversed(results), rtol=1e-5, atol=1e-4)
+
+
+def test_products_with_rows_of_8_bits():
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 64, generator=random)
+    weight = torch.randint(-128, 128, (32, 64), dtype=torch.int8, generator=random)
+    scales = torch.rand(32, generator=random) / 64
+    for dtype in (torch.float32, torch.bfloat16):
+        args = x.to(dtype), weight, scales.to(dtype)
+        want = torch._weight_int8pack_mm(*args)
+        got = torch._weight_int8pack_mm(*[arg.to("jax") for arg in args])
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got.cpu(), want)
+
+
 def test_a_scale_that_changes_compiles_nothing():
     x = values().to("jax")
 

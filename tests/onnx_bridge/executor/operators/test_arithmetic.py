@@ -61,6 +61,8 @@ CASES = [
         "Gemm", (RIGHT, LEFT, floats(8, 1)), {"transA": 1, "transB": 1}, split={0: 1}, note="turned"
     ),
     Case("Gemm", (LEFT, RIGHT, floats(1)), {"beta": 0.0}, opset=11, note="BIAS unused"),
+    Case("Det", (floats(8, 3, 3),), split=ROWS),
+    Case("Det", (floats(4, 4),), opset=11, note="a matrix"),
     Case("Einsum", (LEFT, RIGHT), {"equation": "ij, jk -> ik"}, split=ROWS),
     Case("Einsum", (floats(8, 2, 3), floats(3, 4)), {"equation": "...i,ij"}, note="implicit"),
     Case("Einsum", (floats(4, 4),), {"equation": "ii->i"}, opset=13, note="diagonal"),
