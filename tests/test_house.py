@@ -354,20 +354,6 @@ ROOMS_TO_RENAME: dict[str, int] = {
     "core/runtime": 8,
     "core/traced": 21,
     "core/weights": 106,
-    "domain/handlers": 2,
-    "domain/torch_handlers": 2,
-    "jax_bridge/activations": 13,
-    "jax_bridge/create": 6,
-    "jax_bridge/layout": 1,
-    "jax_bridge/modules": 2,
-    "jax_bridge/optimizers": 1,
-    "jax_bridge/state_checks": 2,
-    "jax_bridge/training": 3,
-    "onnx_bridge/checking": 6,
-    "onnx_bridge/cli": 1,
-    "onnx_bridge/executor": 8,
-    "onnx_bridge/exporting": 2,
-    "onnx_bridge/reading": 4,
     "planner/cli": 8,
     "planner/costs": 2,
     "planner/estimating": 2,
@@ -404,21 +390,27 @@ ROOMS_TO_RENAME: dict[str, int] = {
     "torch_bridge/tensors": 8,
     "torch_bridge/trainers": 8,
     "torch_bridge/weights": 6,
-    "torch_xla_bridge/export": 2,
-    "torch_xla_bridge/loading": 1,
-    "torch_xla_bridge/session": 7,
-    "torch_xla_bridge/xla_alias": 2,
+    "torch_xla_bridge/export": 1,
 }
 """Room -> identifiers that still have a word of the dialect; no room gets a new one."""
+
+KEPT = {
+    "onnx_bridge/executor/operators/registry.py": {"known"},
+    "onnx_bridge/exporting/torch_export.py": {"twin"},
+    "torch_xla_bridge/session/syncfree.py": {"found_inf"},
+}
+"""Parameters of public functions, and what torch calls `found_inf`."""
 
 
 def _dialect() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for house in HOUSES:
         for name, path in _ours(house):
-            room = "/".join(path.relative_to(ROOT).with_suffix("").parts[:2])
-            found.setdefault(room, []).extend(
-                f"{path.relative_to(ROOT)}: {one}" for one in dialect.in_identifiers(trees()[name])
+            file = path.relative_to(ROOT)
+            found.setdefault("/".join(file.with_suffix("").parts[:2]), []).extend(
+                f"{file}: {word}"
+                for word in dialect.in_identifiers(trees()[name])
+                if word.partition(": ")[2] not in KEPT.get(file.as_posix(), ())
             )
     return found
 
@@ -433,10 +425,8 @@ def test_identifiers_have_the_fields_words():
     assert fewer == ROOMS_TO_RENAME, "lower the numbers of ROOMS_TO_RENAME"
 
 
-MESSAGES_TO_WRITE = 42
+MESSAGES_TO_WRITE = 33
 """Messages that still have a phrase of the dialect."""
-PAGES_TO_WRITE = 7
-"""The same of pages, by phrase."""
 
 
 def test_messages_have_the_fields_words():
@@ -452,9 +442,9 @@ def test_messages_have_the_fields_words():
 
 def test_pages_have_the_fields_words():
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    wrong = [one for page in pages for one in dialect.in_page(page)]
-    assert len(wrong) <= PAGES_TO_WRITE, wrong
-    assert len(wrong) == PAGES_TO_WRITE, "lower PAGES_TO_WRITE"
+    wrong = [phrase for page in pages for phrase in dialect.in_page(page)]
+    # the glossary lists words that are not used
+    assert [phrase for phrase in wrong if not phrase.startswith("glossary.md:")] == []
 
 
 def test_words_are_found():

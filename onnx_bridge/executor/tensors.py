@@ -70,7 +70,7 @@ def _is_shown(graph: Graph, name: str) -> bool:
             continue
         for position, value in enumerate(node.inputs):
             where = operator.input_name(position)
-            if value == name and where in (*operator.static, *operator.known):
+            if value == name and where in (*operator.static, *operator.keep_numpy):
                 return True
     return False
 

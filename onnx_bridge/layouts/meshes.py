@@ -121,7 +121,7 @@ def submesh(mesh: Mesh, device_ids: Sequence[int]) -> NumberedMesh:
         )
     keep = [len(indices) > 1 or size == 1 for indices, size in zip(coordinates, shape, strict=True)]
     devices = mesh.devices[np.ix_(*coordinates)]
-    sizes = [size for size, is_kept in zip(devices.shape, keep, strict=True) if is_kept]
+    sizes = [size for size, keeps_axis in zip(devices.shape, keep, strict=True) if keeps_axis]
     names = tuple(itertools.compress(mesh.axis_names, keep))
     if not names:
         sizes, names = [1], mesh.axis_names[:1]

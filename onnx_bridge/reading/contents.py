@@ -32,8 +32,8 @@ def bytes_of(tensor: TensorProto) -> int | None:
 
 def type_name(code: int) -> str:
     """The name of an element type, or its number if this version of onnx knows none."""
-    is_known = code in TensorProto.DataType.values()
-    return TensorProto.DataType.Name(code) if is_known else f"type {code}"
+    is_defined = code in TensorProto.DataType.values()
+    return TensorProto.DataType.Name(code) if is_defined else f"type {code}"
 
 
 def shape_error(tensor: TensorProto) -> str | None:
@@ -42,8 +42,8 @@ def shape_error(tensor: TensorProto) -> str | None:
         return f"it has {len(tensor.dims)} axes, the most is {_MOST_AXES}"
     if any(size < 0 for size in tensor.dims):
         return f"a size in its shape {tuple(tensor.dims)} is negative"
-    is_known = tensor.data_type in TensorProto.DataType.values()
-    if not is_known or tensor.data_type == TensorProto.UNDEFINED:
+    is_defined = tensor.data_type in TensorProto.DataType.values()
+    if not is_defined or tensor.data_type == TensorProto.UNDEFINED:
         return f"there is no element type {tensor.data_type}"
     if tensor.HasField("segment"):
         return "it is one segment of a tensor, which is not read"

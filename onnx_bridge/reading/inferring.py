@@ -93,5 +93,5 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 
 def _dtype(code: int) -> np.dtype | None:
-    is_known = code in onnx.TensorProto.DataType.values() and code != onnx.TensorProto.UNDEFINED
-    return np.dtype(helper.tensor_dtype_to_np_dtype(code)) if is_known else None
+    is_defined = code in onnx.TensorProto.DataType.values() and code != onnx.TensorProto.UNDEFINED
+    return np.dtype(helper.tensor_dtype_to_np_dtype(code)) if is_defined else None

@@ -174,8 +174,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name in _LAZY:
-        found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-        return found
+        member = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+        return member
     if name in _MOVED:
         return moved_attribute("isoshard", name, _MOVED[name])
     near = difflib.get_close_matches(name, __all__, 1)

@@ -100,7 +100,7 @@ def test_meeting(x):
     assert xm.rendezvous("tag") == [b""]
     assert xm.rendezvous("tag", b"payload", [0]) == [b"payload"]
     assert xm.xla_rendezvous(b"payload", tag="tag") == [b"payload"]
-    with pytest.raises(ValueError, match=r"a rendezvous of \[0, 1\] would need several"):
+    with pytest.raises(ValueError, match=r"a rendezvous of \[0, 1\] needs several"):
         xm.rendezvous("tag", b"payload", [0, 1])
     with pytest.raises(TypeError, match="bytes, not str"):
         xm.rendezvous("tag", "payload")

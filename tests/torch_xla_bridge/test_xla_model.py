@@ -33,7 +33,7 @@ def test_devices_and_chips():
     assert xm.is_xla_tensor(torch.ones(1, device="jax")) and not xm.is_xla_tensor(torch.ones(1))
     with pytest.raises(RuntimeError, match=r"'cpu' is no device here; .* CPU:0 to CPU:7"):
         xm.xla_device_hw("cpu")
-    with pytest.raises(RuntimeError, match=r"replication over \['xla:0', 'xla:1'\] would need"):
+    with pytest.raises(RuntimeError, match=r"replication over \['xla:0', 'xla:1'\] needs"):
         xm.set_replication("xla:0", ["xla:0", "xla:1"])
 
 

@@ -82,8 +82,8 @@ def layer_norm(site: Site) -> Factors:
 
 
 @rule("CumSum", "TopK")
-def over_one_axis(site: Site) -> Factors:
-    """Other axes may be split; the one it works along is gathered."""
+def along_axis(site: Site) -> Factors:
+    """Other axes may be split; the axis of the operator is gathered."""
     names = named("a", len(site.shape(0)))
     if site.node.op_type == "CumSum":
         axes = [site.within(axis, len(names)) for axis in site.constant(1)]

@@ -32,17 +32,17 @@ def constant(
     value_string=None,
     value_strings=None,
 ):
-    """The attribute that is given, known while compiling."""
+    """The attribute that the node has, known while compiling."""
     if value is not None:
         return numpy_helper.to_array(value)
-    for numbers, dtype in (
+    for attribute, dtype in (
         (value_float, np.float32),
         (value_floats, np.float32),
         (value_int, np.int64),
         (value_ints, np.int64),
     ):
-        if numbers is not None:
-            return np.asarray(numbers, dtype)
+        if attribute is not None:
+            return np.asarray(attribute, dtype)
     kind = "a sparse tensor" if sparse_value is not None else "strings"
     raise ModelError(f"the constant is {kind}, which JAX does not have")
 
@@ -91,7 +91,7 @@ def trilu(x, k=None, *, upper=1):
 
 
 @operator("OneHot", since=9, static=("depth",))
-def one_hot(indices, depth, values, *, axis=-1):
+def onehot(indices, depth, values, *, axis=-1):
     """The second of `values` where an index points along a new axis, the first elsewhere."""
     depth = int(scalar_of(depth, "depth"))
     axis = axis_of(axis, indices.ndim + 1)

@@ -215,7 +215,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Conv": _conv,
     "Convert": lambda a, to_type: lax.convert_element_type(a, DTYPES[to_type]),
     "BitcastConvert": lambda a, to_type: lax.bitcast_convert_type(a, jnp.dtype(DTYPES[to_type])),
-    "Pad": lambda a, value, config: lax.pad(a, value, [tuple(one) for one in config]),
+    "Pad": lambda a, value, config: lax.pad(a, value, [tuple(padding) for padding in config]),
     "Reduce": lambda a, init, computation, dimensions: lax.reduce(
         a, init, computation, tuple(dimensions)
     ),
