@@ -267,7 +267,7 @@ def markdown(runs: dict[str, Any]) -> str:
         cells = [one.form.format(value / one.unit) for value in told]
         off = f"{missed_by(runs, one):.0%}"
         rows.append([name, *cells[: len(SIZES)], growth.shape, off, *cells[len(SIZES) :]])
-    titles = ["a rank, or as it says", *map(str, SIZES), "grows as", "off by", *_named(FORETOLD)]
+    titles = ["per rank unless noted", *map(str, SIZES), "grows as", "off by", *_named(FORETOLD)]
     first = tables.markdown(titles, rows, right=True)
     rows = []
     for name, phases in SHOWN.items():

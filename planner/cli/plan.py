@@ -1,4 +1,4 @@
-"""`isoshard plan`: what a step needs on a machine that is not here, and which plan to take.
+"""`isoshard plan`: what a step needs on hardware that is not attached, and which plan to take.
 
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp,tensor
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp --plan fsdp,tensor   # side by side
@@ -214,7 +214,7 @@ def _shown(reports: dict[str, Report], console: Console) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_NAME,
-        description="What a step needs on a machine that is not here: memory, traffic, time.",
+        description="What a step needs on hardware that is not attached: memory, traffic, time.",
         epilog="Exit status: 0 if it fits under one of the plans, 1 if not, 2 for what cannot be "
         "planned.",
     )
