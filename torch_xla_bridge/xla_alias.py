@@ -209,7 +209,7 @@ def _with_xla(devices: Callable[[], list[str]]) -> Callable[[], list[str]]:
 
 
 def _on_jax(original: Any) -> Any:
-    """The tensors that dynamo traces with would end the process if they said `xla`."""
+    """Keep dynamo's fake tensors on `jax`: on `xla` they would end the process."""
 
     @functools.wraps(original)
     def __new__(cls: Any, fake_mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:

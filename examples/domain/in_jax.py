@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 import isoshard as iso
 from isoshard import P
 
-from .place import Place, whole
+from .place import Place, gathered
 from .problems import Data, Problem
 from .runs import Run, taken
 
@@ -31,7 +31,7 @@ def train(problem: Problem, data: Data, place: Place, steps: int | None = None) 
     Args:
         problem: what is learned.
         data: of it.
-        place: where the fields lie; parameters are whole on every device.
+        place: the sharding of the fields; parameters are replicated.
         steps: how many; by default the problem's.
 
     Returns:
@@ -65,6 +65,6 @@ def train(problem: Problem, data: Data, place: Place, steps: int | None = None) 
     later = jax.jit(forward)
 
     def predict(fields: np.ndarray) -> np.ndarray:
-        return whole(later(params, place.put(fields)))
+        return gathered(later(params, place.put(fields)))
 
     return Run(losses, predict, taken(compiled.memory_analysis()), compiled.as_text())

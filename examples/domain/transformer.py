@@ -4,13 +4,13 @@ Patches of 4 x 4 x 4 points, which overlap by one, are the tokens; every token a
 tokens of a device's slab of the field stay on it: the sequence is split as the field is.
 
 >>> import isoshard as iso
->>> from .place import whole
+>>> from .place import gathered
 >>> module = Transformer((16, 4, 4), width=8, heads=2, layers=1)
 >>> params = {name: jnp.asarray(p.detach().numpy()) for name, p in module.named_parameters()}
 >>> x = np.random.default_rng(0).normal(size=(2, 1, 16, 4, 4)).astype(np.float32)
 >>> place = Place(iso.make_mesh((2, 4), ("data", "space")))
 >>> y = transformer(params, place.put(x), place, heads=2)
->>> bool(np.allclose(whole(y), module(torch.from_numpy(x)).detach().numpy(), atol=1e-5))
+>>> bool(np.allclose(gathered(y), module(torch.from_numpy(x)).detach().numpy(), atol=1e-5))
 True
 
 Source: Cao, Choose a Transformer: Fourier or Galerkin (https://arxiv.org/abs/2105.14995), with

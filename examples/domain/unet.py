@@ -4,13 +4,13 @@ The torch module is written for one device. The JAX function calls the operators
 which exchange the rows at the borders of shards of any sizes, even and uneven.
 
 >>> import isoshard as iso
->>> from .place import Place, whole
+>>> from .place import Place, gathered
 >>> module = UNet(width=4)
 >>> params = {name: jnp.asarray(p.detach().numpy()) for name, p in module.named_parameters()}
 >>> x = np.random.default_rng(0).normal(size=(2, 1, 32, 8)).astype(np.float32)
 >>> place = Place(iso.make_mesh((1, 4), ("data", "space")), (12, 4, 8, 8))
 >>> y = jax.jit(lambda params, x: unet(params, x, place))(params, place.put(x))
->>> y.sizes[2], bool(np.allclose(whole(y), module(torch.from_numpy(x)).detach().numpy(), atol=1e-5))
+>>> y.sizes[2], bool(np.allclose(gathered(y), module(torch.from_numpy(x)).detach().numpy(), atol=1e-5))
 ((12, 4, 8, 8), True)
 
 Source: Ronneberger, Fischer and Brox, U-Net: Convolutional Networks for Biomedical Image
@@ -88,7 +88,7 @@ def unet(params: Params, x: Any, place: Place) -> Any:
         place: how it lies.
 
     Returns:
-        The same kind of array, laid out as `x`.
+        The same kind of array, sharded as `x`.
     """
     how = {"mesh": place.mesh, "spec": FIELD}
 

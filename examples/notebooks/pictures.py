@@ -235,5 +235,5 @@ def _position(sharding: Any, device: Any) -> int:
 
 def _numbers(devices: Sequence[int]) -> str:
     devices = sorted(devices)
-    whole = len(devices) > 2 and np.all(np.diff(devices) == 1)
-    return f"{devices[0]}-{devices[-1]}" if whole else ", ".join(map(str, devices))
+    is_range = len(devices) > 2 and np.all(np.diff(devices) == 1)
+    return f"{devices[0]}-{devices[-1]}" if is_range else ", ".join(map(str, devices))

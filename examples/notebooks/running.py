@@ -80,14 +80,14 @@ def run(notebook: NotebookNode, *, seconds: float) -> NotebookNode:
         try:
             client.execute(cleanup_kc=True, env=_environment(folder))
         except CellExecutionError as error:
-            told = f"raised\n{_COLOR.sub('', str(error))}"
+            outcome = f"raised\n{_COLOR.sub('', str(error))}"
         except CellTimeoutError:
-            told = f"was running when {seconds:g} s were over"
+            outcome = f"was running when {seconds:g} s were over"
         except DeadKernelError:
-            told = "ended the process"
+            outcome = "ended the process"
         else:
             return fresh
-    raise NotebookError(f"cell {begun[-1] + 1} {told}")
+    raise NotebookError(f"cell {begun[-1] + 1} {outcome}")
 
 
 class _ThisPython(KernelSpecManager):

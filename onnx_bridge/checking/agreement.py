@@ -140,7 +140,7 @@ def _tiles(
     counts: dict[str, int],
     loose: set[tuple[int, int]],
 ) -> tuple[dict[int, Tile], list[int]]:
-    """By device, the tile of every factor; and devices whose shards do not meet."""
+    """By device, the tile of every factor; and devices whose shards do not match."""
     placed = [
         ([None if (index, at) in loose else name for at, name in enumerate(axes)], placement)
         for index, (axes, placement) in enumerate(zip(factors.inputs, inputs, strict=True))

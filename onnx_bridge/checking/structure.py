@@ -1,4 +1,4 @@
-"""Whether annotations are well formed: configurations, and what nodes say of them.
+"""Checks that annotations are well formed: configurations, and nodes' entries for them.
 
 ONNX's own checker looks at none of this.
 """

@@ -1,4 +1,4 @@
-"""`isoshard onnx run`: run an annotated ONNX model on the devices that it asks for.
+"""`isoshard onnx run`: run an annotated ONNX model on as many devices as it needs.
 
     isoshard onnx run model.onnx inputs.npz --out outputs.npz
     isoshard onnx run model.onnx inputs.npz --simulate      # on virtual CPU devices

@@ -1,4 +1,4 @@
-"""`compile`: an annotated model as a function whose parameters lie where the annotations say.
+"""`compile`: an annotated model as a function, with parameters sharded by its annotations.
 
 >>> import numpy as np
 >>> from onnx import helper
@@ -146,7 +146,7 @@ class Compiled:
 
     @property
     def input_shardings(self) -> dict[str, NamedSharding]:
-        """Where each input goes first: arrays that lie so are not moved."""
+        """The sharding of each input at its first reader: arrays sharded so are not moved."""
         return dict(self.layout.inputs)
 
     def lowered(self, *args: Any, **inputs: Any) -> tuple[Any, ...]:

@@ -173,7 +173,7 @@ def _argument(entry: Operator, node: Node, position: int, value: Any, constrain:
 def _body(
     body: FunctionBody, node: Node, inputs: Sequence[Any], functions: Functions
 ) -> Sequence[Any]:
-    """The results of a function that the node asks for."""
+    """The results of a function that the node names."""
     values = dict.fromkeys(body.inputs) | dict(zip(body.inputs, inputs, strict=False))
     nodes = [_without(node, values) for node in body.nodes]
     values_out = _evaluate(nodes, values, body.opsets, _as_it_is, functions)

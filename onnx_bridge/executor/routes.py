@@ -49,7 +49,7 @@ class Routes:
         tensors: Sequence[tuple[Shapes, Shapes]],
         jitted: Sequence[Any],
     ) -> None:
-        """Read what the file says."""
+        """Read the file's annotations."""
         self._programs, self._tensors, self._jitted = programs, tensors, jitted
         self._annotations: list[dict[str, Any]] = [
             {name: _annotated(programs, program, name) for name in program.inputs}

@@ -45,7 +45,7 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def first_names(module: torch.nn.Module) -> dict[str, str]:
-    """Find the name that each name of a tensor stands for.
+    """Map each name of a tensor to the first name of that tensor.
 
     Example:
         >>> tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False))

@@ -1,4 +1,4 @@
-"""Whether a tensor's data is as long as its dims and dtype say, before anything is allocated.
+"""Checks that a tensor's data has the length of its dims and dtype, before any allocation.
 
 >>> tensor = TensorProto(name="w", data_type=1, dims=[1 << 40, 4], raw_data=bytes(16))
 >>> error_of(tensor)
@@ -25,13 +25,13 @@ _MOST_AXES = 64
 
 
 def bytes_of(tensor: TensorProto) -> int | None:
-    """The bytes that a tensor takes as its shape and dtype say."""
+    """The bytes of a tensor's shape and dtype."""
     bits = BITS.get(tensor.data_type)
     return None if bits is None else math.prod(tensor.dims) * bits // 8
 
 
 def type_name(code: int) -> str:
-    """The name of an element type, or its number if this version of onnx knows none."""
+    """The name of an element type, or its number if this version of onnx has none."""
     is_defined = code in TensorProto.DataType.values()
     return TensorProto.DataType.Name(code) if is_defined else f"type {code}"
 
@@ -78,7 +78,7 @@ def error_of(tensor: TensorProto) -> str | None:
 
 
 def _typed(tensor: TensorProto) -> int:
-    """How many numbers stand in the field for the tensor's type."""
+    """How many numbers the field for the tensor's type has."""
     kind = tensor.data_type
     if kind in (TensorProto.FLOAT, TensorProto.COMPLEX64):
         return len(tensor.float_data)

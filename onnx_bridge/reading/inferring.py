@@ -1,4 +1,4 @@
-"""Shapes and dtypes of a graph's values: what the file says, and what onnx infers from it.
+"""Shapes and dtypes of a graph's values: those of the file, and those that onnx infers.
 
 >>> from onnx import helper
 >>> x = helper.make_tensor_value_info("x", 1, [2, "n"])
@@ -35,14 +35,14 @@ class Info(NamedTuple):
 
 
 def read_info(graph: onnx.GraphProto) -> dict[str, Info]:
-    """Read what a graph says of its values."""
+    """Read the shapes and dtypes that a graph declares for its values."""
     infos = {v.name: _of_type(v.type) for v in (*graph.value_info, *graph.output, *graph.input)}
     infos.update((t.name, Info(tuple(t.dims), _dtype(t.data_type))) for t in graph.initializer)
     return infos
 
 
 def infer(model: onnx.ModelProto) -> dict[str, Info]:
-    """Infer what a model does not say of its values.
+    """Infer the shapes and dtypes that a model does not declare.
 
     The weights are left out: only small tensors, which may be shapes, are looked into.
     """

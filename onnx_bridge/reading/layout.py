@@ -1,4 +1,4 @@
-"""`layout`: what an annotated model asks of the devices, on a mesh.
+"""`layout`: the shardings of an annotated model, on a mesh.
 
 >>> from onnx import helper
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -119,7 +119,7 @@ class ModelLayout:
     shardings: Mapping[Where, NamedSharding] = dataclasses.field(repr=False)
 
     def sharding(self, node_index: int, tensor: str) -> NamedSharding | None:
-        """What a node asks of one of its tensors.
+        """The sharding that a node declares for one of its tensors.
 
         Args:
             node_index: position of the node.
@@ -232,7 +232,7 @@ def _read_tiles(
     raise_annotations(errors)
     if unsplit:
         notes += unsplit
-        warnings.warn("axes are left whole:\n  " + "\n  ".join(unsplit), stacklevel=3)
+        warnings.warn("axes are left unsharded:\n  " + "\n  ".join(unsplit), stacklevel=3)
     return tiles_by_use
 
 

@@ -1,4 +1,4 @@
-"""Opening a model that somebody else wrote: it is read, or there is an error that says why not.
+"""Opening a file of unknown origin: it is read, or an error has the reason.
 
 >>> load(b"\\x08\\x0d")
 Traceback (most recent call last):
@@ -44,7 +44,7 @@ def load(
     strict: bool = False,
     max_bytes: int | None = None,
 ) -> onnx.ModelProto:
-    """Load a model, whoever wrote it.
+    """Load a model of unknown origin.
 
     Args:
         source: path of a file (.onnx; .json and .textproto as onnx writes them), its bytes, or a

@@ -241,7 +241,7 @@ def test_cpu_data_is_sent_to_the_device():
     torch.testing.assert_close(sent["x"].cpu(), t)
     alone = xm.send_cpu_data_to_device(t, xm.xla_device())
     assert isinstance(alone, list) and torch.equal(alone[0].cpu(), t)
-    with pytest.raises(RuntimeError, match="'cuda:0' was asked for"):
+    with pytest.raises(RuntimeError, match="not to 'cuda:0'"):
         xm.send_cpu_data_to_device(t, "cuda:0")
 
 

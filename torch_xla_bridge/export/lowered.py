@@ -155,8 +155,8 @@ def planned(
         tape = waiting[0].tape
         if any(value.tape is not tape for value in waiting):
             raise RuntimeError(
-                "these tensors were recorded by several threads, and are no one program; call "
-                "torch_xla.sync() in each thread, or ask for the tensors of one"
+                "these tensors were recorded by several threads, so no program has them all; call "
+                "torch_xla.sync() in each thread, or pass the tensors of one thread"
             )
         plan = plan_of(tape)
         slots = {value.slot: value for value in waiting}

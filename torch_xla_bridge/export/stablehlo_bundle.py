@@ -195,7 +195,7 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModelBundle:
     functions = [_load_function(path) for path in sorted((root / "functions").glob("*.meta"))]
     if not functions:
         raise FileNotFoundError(
-            f"{root} holds no program in functions/*.meta; write one with save_as_stablehlo"
+            f"{root} has no program in functions/*.meta; write one with save_as_stablehlo"
         )
     dtypes: dict[Any, str] = {}
     for function in functions:

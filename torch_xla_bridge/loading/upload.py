@@ -1,4 +1,4 @@
-"""Upload: the CPU tensors of a batch become placed `jax` tensors, split as a spec says.
+"""Upload: the CPU tensors of a batch become `jax` tensors, sharded by a spec.
 
 `Uploader.place` runs in any thread. It leaves arrays in the batch, because a tensor belongs to the
 thread that uses it: `Uploader.tensors` makes the tensors there.
@@ -39,7 +39,7 @@ LAST_BATCH = ("keep", "drop", "pad")
 
 @dataclasses.dataclass(frozen=True)
 class TensorSlot:
-    """What stands in a batch for one of its tensors."""
+    """The placeholder of a tensor in a batch."""
 
     index: int
 

@@ -1,4 +1,4 @@
-"""Layouts without a mesh: torch_xla says which device has which block, and names no axes.
+"""Shardings without a mesh: torch_xla reports the block of each device, without axis names.
 
 >>> by_itself(Tiles([[0, 4], [1, 5], [2, 6], [3, 7]]))
 NamedSharding(mesh=Mesh('replica': 2, 'dim0': 4, axis_types=(Auto, Auto)), spec=P('dim0',), \

@@ -133,8 +133,8 @@ def _sharding(tensor: torch.Tensor, mesh: Any, spec: Any) -> NamedSharding:
     if isinstance(mesh, NamedSharding):
         if spec is not None:
             raise SpecError(
-                f"a NamedSharding has its spec, {mesh.spec}; {spec} beside it is one too many. "
-                "Pass the NamedSharding alone, or a mesh and the spec."
+                f"a NamedSharding has its own spec, {mesh.spec}, and the spec {spec} was passed as "
+                "well. Pass the NamedSharding alone, or a mesh and the spec."
             )
         mesh, spec = mesh_of(mesh), mesh
     else:

@@ -83,7 +83,7 @@ def eye_like(x, *, dtype=None, k=0):
 
 @operator("Trilu", since=14)
 def trilu(x, k=None, *, upper=1):
-    """The matrices without what lies below (`upper=0`: above) their k-th diagonal."""
+    """The matrices with zeros below (`upper=0`: above) their k-th diagonal."""
     shift = jnp.int32(0) if k is None else k.reshape(()).astype(jnp.int32)
     rows, columns = (jax.lax.broadcasted_iota(jnp.int32, x.shape[-2:], axis) for axis in (0, 1))
     mask = columns >= rows + shift if upper else columns <= rows + shift
@@ -104,7 +104,7 @@ def onehot(indices, depth, values, *, axis=-1):
 
 @operator("Cast", since=6, host=largest)
 def cast(x, *, to, saturate=1, round_mode="up"):
-    """The values in another dtype; of floats, integers keep what stands before the point."""
+    """The values in another dtype; floats are truncated to integers."""
     return _cast(x, dtype_of(to), saturate)
 
 

@@ -1,4 +1,4 @@
-"""What many operators ask of their arguments: dtypes, axes, NumPy or JAX.
+"""Helpers for the arguments of operators: dtypes, axes, NumPy or JAX.
 
 >>> axes_of(np.array([-1, 0]), 3)
 (2, 0)

@@ -76,7 +76,7 @@ class Computation:
     def __call__(self, *arrays: Any) -> Any:
         """Compute the result."""
         if len(arrays) != self.count:
-            raise TypeError(f"{self.name} takes {self.count} arrays, and was given {len(arrays)}")
+            raise TypeError(f"{self.name} takes {self.count} arrays, not {len(arrays)}")
         with jax.enable_x64(True):
             return self._evaluate(arrays)
 

@@ -70,7 +70,7 @@ class Op:
         return Shape(written(self.op.aval))
 
     def builder(self) -> Builder:
-        """A builder, for the functions that ask for one."""
+        """A builder, for functions that take one."""
         return Builder("computation")
 
     def build(self, name: str) -> Computation:

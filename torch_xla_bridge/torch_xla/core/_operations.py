@@ -72,7 +72,7 @@ def _while(state: Any, condition_computation: Any, body_computation: Any) -> Any
 
 
 def _sort(*arrays: Any, comparator: Any, dimension: int | None = None, is_stable: Any = None):
-    """By how many others come before each: a comparator of one's own knows no faster way."""
+    """Sort by counting the elements before each: a custom comparator allows no faster way."""
     axis = arrays[0].ndim - 1 if dimension is None else dimension
     moved = [jnp.moveaxis(array, axis, -1) for array in arrays]
     size = moved[0].shape[-1]

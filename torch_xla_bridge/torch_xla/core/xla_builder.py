@@ -114,7 +114,7 @@ class Type:
 
 
 def create_builder(name: str) -> Builder:
-    """A builder, for the functions that ask for one.
+    """A builder, for functions that take one.
 
     Args:
         name: of the computation.

@@ -222,7 +222,7 @@ def set_rng_state(seed: int, device: Device | None = None) -> None:
 
 
 def get_rng_state(device: Device | None = None) -> int:
-    """Where the random numbers of the device stand.
+    """The state of the device's random numbers.
 
     Right after `set_rng_state(seed)` it is the seed.
 

@@ -224,7 +224,8 @@ def _checked_mesh(mesh: Any, extra_data_axis: str | None) -> Mesh:
         mesh = Mesh(range(math.prod(shape)), shape, (AXIS, *others)[: len(shape)])
     if mesh is None:
         raise ValueError(
-            "no mesh is given and none is set; pass mesh=.., or call xs.set_global_mesh(mesh) first"
+            "there is no mesh argument and no global mesh; pass mesh=.., or call "
+            "xs.set_global_mesh(mesh) first"
         )
     names = mesh.axis_names or ()
     if AXIS not in names:

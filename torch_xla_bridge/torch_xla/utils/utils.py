@@ -67,7 +67,7 @@ class Cleaner:
 
 
 class LazyProperty:
-    """A value that is made when it is first asked for.
+    """A value that is computed at its first use.
 
     Args:
         gen_fn: makes it.
@@ -320,7 +320,7 @@ class TimedScope(contextlib.AbstractContextManager["TimedScope"]):
 
 
 def get_free_tcp_ports(n: int = 1) -> list[int]:
-    """Ports that nobody listens on at the moment.
+    """Ports that are free at the moment.
 
     Args:
         n: how many.
