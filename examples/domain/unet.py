@@ -10,7 +10,8 @@ which exchange the rows at the borders of shards of any sizes, even and uneven.
 >>> x = np.random.default_rng(0).normal(size=(2, 1, 32, 8)).astype(np.float32)
 >>> place = Place(iso.make_mesh((1, 4), ("data", "space")), (12, 4, 8, 8))
 >>> y = jax.jit(lambda params, x: unet(params, x, place))(params, place.put(x))
->>> y.sizes[2], bool(np.allclose(gathered(y), module(torch.from_numpy(x)).detach().numpy(), atol=1e-5))
+>>> z = module(torch.from_numpy(x)).detach().numpy()
+>>> y.sizes[2], bool(np.allclose(gathered(y), z, atol=1e-5))
 ((12, 4, 8, 8), True)
 
 Source: Ronneberger, Fischer and Brox, U-Net: Convolutional Networks for Biomedical Image

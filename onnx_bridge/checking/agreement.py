@@ -56,9 +56,6 @@ def agree(
         inputs: per input, its layout; None for one that is on every device, whole.
         annotated: numbers of the inputs whose layout the node itself says. One of which it says
             nothing and that arrives whole can be cut where it is: that is told, and goes on.
-
-    Returns:
-        What follows.
     """
     outcome = Outcome([], [], {}, [None] * len(factors.outputs))
     counts, loose = _counts(factors, inputs, annotated, outcome)

@@ -52,7 +52,7 @@ def infer(model: onnx.ModelProto) -> dict[str, Info]:
         # 100 bytes can ask for one of 2**60 entries.
         return read_info(onnx.shape_inference.infer_shapes(_without_weights(model)).graph)
     except DecodeError:  # protobuf takes 100 messages inside each other
-        why = "its types lie too deep inside each other"
+        why = "its types are nested too deeply"
     except (onnx.shape_inference.InferenceError, ValueError) as error:  # the other: dtypes
         why = str(error)
     raise ModelError(f"shapes of graph {graph.name!r} cannot be inferred: {why}")

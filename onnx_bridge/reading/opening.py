@@ -28,10 +28,9 @@ from isoshard.onnx_bridge.errors import AnnotationError, AnnotationWarning, Mode
 from .contents import error_of
 from .dangling import dangling
 from .external import is_external, memory, read_external
-from .nesting import too_deep
 from .soundness import model_errors, too_many
 from .texts import text_errors
-from .walking import tensors
+from .walking import tensors, too_deep
 
 LARGEST = (1 << 31) - 1  # bytes of a protobuf message
 _TEXTS = {".json": "json", ".onnxjson": "json", ".textproto": "textproto", ".prototxt": "textproto"}

@@ -61,11 +61,7 @@ def dtype_of(code: int) -> np.dtype:
 
 
 def physical(dtype: np.dtype) -> np.dtype:
-    """The dtype in which a JAX array holds values of `dtype`.
-
-    Args:
-        dtype: as the model has it.
-    """
+    """The dtype in which a JAX array holds values of `dtype`."""
     return device_dtype(dtype, f"a tensor of {dtype}")
 
 
