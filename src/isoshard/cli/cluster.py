@@ -83,9 +83,9 @@ def wrong(facts: list[dict[str, Any]]) -> list[str]:
     links = [Link(**link) for fact in facts for link in fact["links"]]
     for link in links:
         way = f"rank {link.start} ({hosts[link.start]}) to rank {link.end} ({hosts[link.end]})"
-        if link.error:
+        if link.fault:
             errors.append(
-                f"no connection from {way}: {link.error}. Open {facts[0]['free_ports']} between "
+                f"no connection from {way}: {link.fault}. Open {facts[0]['free_ports']} between "
                 "the machines, or choose another interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
             )
         elif link.start == 0 and abs(link.ahead) > APART + link.round_trip:
@@ -134,7 +134,7 @@ def _facts(
 def _link(rank: int, other: int, limit: float) -> Link:
     message = coordination.get(f"doctor/door/{other}", limit)
     if message is None:
-        return Link(rank, other, error=f"it did not publish its address within {limit:g} s")
+        return Link(rank, other, fault=f"it did not publish its address within {limit:g} s")
     return call(rank, other, Door(**json.loads(message)), limit)
 
 

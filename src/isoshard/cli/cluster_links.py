@@ -33,7 +33,7 @@ class Link:
         round_trip: seconds for a byte and its answer.
         ahead: seconds by which the clock of `end` is ahead of that of `start`.
         rate: bytes per second to `end`, while all ranks send.
-        error: why there is no connection; "" if there is one.
+        fault: why there is no connection; "" if there is one.
     """
 
     start: int
@@ -41,7 +41,7 @@ class Link:
     round_trip: float = 0.0
     ahead: float = 0.0
     rate: float = 0.0
-    error: str = ""
+    fault: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def call(start: int, end: int, door: Door, limit: float) -> Link:
             peer.sendall(b".")
             return Link(start, end, round_trip, ahead, rate)
     except OSError as error:
-        return Link(start, end, error=f"{door.host}:{door.port}: {error or type(error).__name__}")
+        return Link(start, end, fault=f"{door.host}:{door.port}: {error or type(error).__name__}")
 
 
 def _now() -> float:

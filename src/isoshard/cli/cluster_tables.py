@@ -81,7 +81,7 @@ def _links_table(links: Iterable[Link], size: int) -> Table:
     for link in links:
         steps.setdefault((link.end - link.start) % size, []).append(link)
     for step, those in sorted(steps.items()):
-        measured = [link for link in those if not link.error]
+        measured = [link for link in those if not link.fault]
         row = [f"+{step}", f"{len(measured)} of {len(those)}", "", "", ""]
         if measured:
             slowest = min(measured, key=lambda link: link.rate)
