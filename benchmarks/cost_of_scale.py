@@ -273,7 +273,7 @@ def markdown(runs: dict[str, Any]) -> str:
         off = f"{missed_by(runs, quantity):.0%}"
         rows.append([name, *cells[: len(SIZES)], growth.shape, off, *cells[len(SIZES) :]])
     titles = [
-        "a rank, or as it says",
+        "per rank unless noted",
         *map(str, SIZES),
         "grows as",
         "off by",

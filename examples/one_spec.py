@@ -2,7 +2,7 @@
 
     python examples/one_spec.py
 
-This is the whole idea in one screen. `isoshard demo` does the same with a transformer.
+This is the idea in one screen. `isoshard demo` does the same with a transformer.
 """
 
 import jax
@@ -29,7 +29,7 @@ plan = Plan({"0.*": Linear(out="model"), "2.*": Linear(into="model")})
 model = iso.shard(model, mesh, plan)
 print(iso.visualize(model[0].weight))
 
-# A plain torch training loop. Nothing in it knows of the mesh; `xs.compile` makes each step one
+# A plain torch training loop, without a mesh; `xs.compile` makes each step one
 # XLA program: forward, backward and optimizer.
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 

@@ -2,8 +2,8 @@
 
     python examples/own_operators.py
 
-The plain function makes the whole matrix of distances. A handler says what each device does with
-its blocks instead; docs/own_operators.md explains every line. Shards may be of any sizes.
+The plain function computes the full matrix of distances. A handler defines what each device does
+with its blocks instead; docs/own_operators.md explains every line. Shards may be of any sizes.
 """
 
 import jax

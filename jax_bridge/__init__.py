@@ -1,4 +1,4 @@
-"""The JAX world: Flax modules laid out by a `Plan`, created sharded, and trained.
+"""Flax and Equinox models sharded by a `Plan`: created sharded, constrained inside, and trained.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -10,9 +10,9 @@
 P(None, 'model')
 
 With this package loaded, `isoshard.shard(module, mesh, plan)` takes Flax NNX and Equinox modules.
-Pytrees, Flax Linen variables among them, are served by the core alone. `train_step` makes a step
-that keeps a model's layout, `constrain_activations` lays out values inside it, `linen_model` tells
-a plan which values those are. Flax and Equinox are imported on first use.
+Pytrees, Flax Linen variables among them, need only core. `train_step` makes a step that keeps a
+model's sharding, `constrain_activations` constrains values inside it, and `linen_model` lists those
+values for a plan. Flax and Equinox are imported on first use.
 """
 
 if not __name__.startswith("isoshard."):

@@ -1,4 +1,4 @@
-"""Layouts of the values inside a Flax model, by module name, without touching the model's code.
+"""Sharding constraints on activations of a Flax model by module name, without editing the model.
 
     plan = Plan(activations={"blocks.*.up": P("data", None, "model")})
     with constrain_activations(mesh, plan, model):      # NNX: the modules of `model`
@@ -7,12 +7,12 @@
         y = linen_model.apply(variables, x)
 
 Inside `jit` the values are constrained, outside they are moved. NNX modules are named by their
-paths (`blocks.0.up`), Linen modules by theirs (`blocks_0.up`); the whole model is called "".
+paths (`blocks.0.up`), Linen modules by theirs (`blocks_0.up`); the model itself is "".
 
-An NNX module of which the plan speaks is, for the time of the `with`, of a subclass of its own
-class whose `__call__` lays out what goes in and what comes out. No class is changed, and other
-modules of the same class are not concerned. Linen's modules are met by `nn.intercept_methods`.
-A function that is compiled already is not traced anew, so enter the `with` inside of it.
+Inside the `with`, an NNX module with a rule is an instance of a subclass of its class whose
+`__call__` constrains its arguments and its result. No class is changed, and other modules of the
+same class are not affected. Linen's modules are intercepted by `nn.intercept_methods`.
+A function that is already compiled is not traced again, so enter the `with` inside of it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from .layout import LEFT_OUT, mesh_first
 
 @dataclasses.dataclass
 class Constrained:
-    """What a plan had to say while it constrained.
+    """The modules that `constrain_activations` saw.
 
     Attributes:
-        modules: for each module it spoke of, the patterns that decided.
-        others: modules that were met and of which it says nothing.
+        modules: for each module with a rule, the patterns that matched.
+        others: modules that were called and have no rule.
 
     Example:
         >>> from flax import nnx
@@ -66,17 +66,17 @@ class Constrained:
 def constrain_activations(
     mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT, *models: Any
 ) -> Iterator[Constrained]:
-    """Lay out what goes into and comes out of the modules that a plan speaks of.
+    """Constrain the arguments and results of the modules that have a rule in a plan.
 
     Args:
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
             (`constrain_activations(plan, model)`) where `jax.set_mesh` has set one. In a JAX
-            transformation a value on Auto axes of this grid stays on them.
+            transformation a value on Auto axes of this grid remains on them.
         plan: a `Plan` with activations, or a mapping of module patterns and specs.
-        *models: NNX modules whose parts are concerned. Linen modules need not be named.
+        *models: NNX modules whose submodules are constrained. Linen modules need not be named.
 
     Yields:
-        Which modules the plan speaks of.
+        The modules with a rule, and those without, filled in while the model runs.
 
     Raises:
         PlanError: no pattern matches a module, or a spec does not fit its values.
@@ -95,103 +95,117 @@ def constrain_activations(
     mesh, plan, *named = mesh_first(call, mesh, plan, *models)
     plan = plan if isinstance(plan, Plan) else Plan(activations=plan)
     check_activation_axes(plan, mesh)
-    seen = Constrained()
-    if not plan_speaks(plan):
-        yield seen
+    constrained = Constrained()
+    if not has_activations(plan):
+        yield constrained
         return
     with contextlib.ExitStack() as stack:
         for model in named:
-            stack.enter_context(_subclassed(model, mesh, plan, seen))
+            stack.enter_context(_subclassed(model, mesh, plan, constrained))
         linen = sys.modules.get("flax.linen")
         if linen is not None:
-            stack.enter_context(linen.intercept_methods(_interceptor(mesh, plan, seen)))
-        _refuse_if_in_vain(seen, enough=bool(named) and linen is None)
-        yield seen
-    _refuse_if_in_vain(seen)
+            stack.enter_context(linen.intercept_methods(_interceptor(mesh, plan, constrained)))
+        _check_matched(constrained, all_called=bool(named) and linen is None)
+        yield constrained
+    _check_matched(constrained)
 
 
-def plan_speaks(plan: Any) -> bool:
-    """Tell whether a plan says anything of activations."""
+def has_activations(plan: Any) -> bool:
+    """Whether a plan has a rule for activations."""
     return isinstance(plan, Plan) and any(factor.activations for factor in (plan, *plan.factors))
 
 
 @contextlib.contextmanager
-def _subclassed(model: Any, mesh: Mesh, plan: Plan, seen: Constrained) -> Iterator[None]:
-    """For the time of the `with`, each NNX module that the plan speaks of lays its values out."""
+def _subclassed(model: Any, mesh: Mesh, plan: Plan, constrained: Constrained) -> Iterator[None]:
+    """Inside the `with`, each NNX module with a rule has a class that constrains its values."""
     if not is_nnx(model):
         raise TypeError(
-            f"activations are constrained in NNX modules, not in a {type(model).__name__}; of "
-            "Linen no module is named, and Equinox modules are not served"
+            f"activations are constrained in NNX modules, not in a {type(model).__name__}; leave "
+            "Linen modules out of the call; Equinox modules are not supported"
         )
     nnx = sys.modules["flax.nnx"]
-    asked = [
-        (module, type(module), _asked(plan, ".".join(map(str, path)), seen))
+    modules = [
+        (module, type(module), _activations_of(plan, ".".join(map(str, path)), constrained))
         for path, module in nnx.iter_modules(model)
         if callable(module)
     ]
-    if any(said is not None for _, _, said in asked):
+    if any(activations is not None for _, _, activations in modules):
         names = [".".join(map(str, path)) for path, _ in nnx.iter_modules(model)]
         warn_unused_activations(plan, names)
     changed = [
-        (module, _subclass(kind, said, mesh)) for module, kind, said in asked if said is not None
+        (module, _subclass(kind, activations, mesh))
+        for module, kind, activations in modules
+        if activations is not None
     ]
     with of_classes(changed):
         yield
 
 
 @cached(4096)
-def _subclass(kind: type, said: Any, mesh: Mesh) -> type:
-    """A class that calls as `kind` does, and lays out the values.
+def _subclass(kind: type, activations: Any, mesh: Mesh) -> type:
+    """A subclass of `kind` whose call constrains arguments and results.
 
-    One for each, so that an NNX graph of it is equal to the next one and compiles once.
+    Cached, so that two NNX graphs with it are equal and compile once.
     """
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _around(said, mesh, functools.partial(kind.__call__, self), args, kwargs)
+        return _call_constrained(
+            activations, mesh, functools.partial(kind.__call__, self), args, kwargs
+        )
 
     return called_by(kind, call)
 
 
-def _interceptor(mesh: Mesh, plan: Plan, seen: Constrained) -> Any:
+def _interceptor(mesh: Mesh, plan: Plan, constrained: Constrained) -> Any:
     def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name != "__call__":
             return call(*args, **kwargs)
-        said = _asked(plan, ".".join(context.module.path), seen)
-        return call(*args, **kwargs) if said is None else _around(said, mesh, call, args, kwargs)
+        activations = _activations_of(plan, ".".join(context.module.path), constrained)
+        return (
+            call(*args, **kwargs)
+            if activations is None
+            else _call_constrained(activations, mesh, call, args, kwargs)
+        )
 
     return intercept
 
 
-def _asked(plan: Plan, name: str, seen: Constrained) -> Any:
-    said = plan.activation_for(name)
-    if said is None:
-        seen.others[name] = None
+def _activations_of(plan: Plan, name: str, constrained: Constrained) -> Any:
+    activations = plan.activation_for(name)
+    if activations is None:
+        constrained.others[name] = None
     else:
-        seen.modules[name] = said.rule
-    return said
+        constrained.modules[name] = activations.rule
+    return activations
 
 
-def _around(said: Any, mesh: Mesh, call: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Call a module with its arguments laid out, and lay out its result."""
-    if said.says("input"):
-        positions = {str(number): value for number, value in enumerate(args)}
-        laid = _laid_out(said, "input", {**positions, **kwargs}, mesh)
-        args = [laid[position] for position in positions]
-        kwargs = {name: laid[name] for name in kwargs}
+def _call_constrained(
+    activations: Any, mesh: Mesh, call: Any, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Call a module with constrained arguments, and constrain its result."""
+    if activations.says("input"):
+        positions = {str(index): value for index, value in enumerate(args)}
+        by_name = _constrain_leaves(activations, "input", {**positions, **kwargs}, mesh)
+        args = [by_name[position] for position in positions]
+        kwargs = {name: by_name[name] for name in kwargs}
     result = call(*args, **kwargs)
-    return _laid_out(said, "output", result, mesh) if said.says("output") else result
+    return (
+        _constrain_leaves(activations, "output", result, mesh)
+        if activations.says("output")
+        else result
+    )
 
 
-def _laid_out(said: Any, side: str, value: Any, mesh: Mesh) -> Any:
-    found = [(path_name(path), x) for path, x in _leaves(value)]
-    shapes = {name: tuple(x.shape) for name, x in found if hasattr(x, "shape")}
-    layouts = said.resolve(side, shapes, mesh)
-    laid = iter(_constrained(x, layouts[name]) if name in layouts else x for name, x in found)
-    return jax.tree.map(lambda _: next(laid), value, is_leaf=_is_leaf)
+def _constrain_leaves(activations: Any, side: str, value: Any, mesh: Mesh) -> Any:
+    named = [(path_name(path), x) for path, x in _leaves(value)]
+    shapes = {name: tuple(x.shape) for name, x in named if hasattr(x, "shape")}
+    layouts = activations.resolve(side, shapes, mesh)
+    leaves = iter(_constrained(x, layouts[name]) if name in layouts else x for name, x in named)
+    return jax.tree.map(lambda _: next(leaves), value, is_leaf=_is_leaf)
 
 
 def _constrained(x: Any, layout: NamedSharding) -> Any:
-    """The value laid out; a traced one on Auto axes stays on them, as what it meets next does."""
+    """The value with a sharding; a traced one on Auto axes remains on them."""
     return constrain(x, on_value_mesh(x, layout)) if isinstance(x, Tracer) else _moved(x, layout)
 
 
@@ -203,14 +217,14 @@ def _leaves(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_leaf(node: Any) -> bool:
-    """Only plain containers are looked into: a module among the arguments must stay itself."""
+    """Only plain containers are flattened: a module among the arguments is passed as it is."""
     return node is not None and not isinstance(node, tuple | list | dict)
 
 
-def _refuse_if_in_vain(seen: Constrained, *, enough: bool = True) -> None:
-    if enough and not seen.modules and seen.others:
-        names = listed([*map(repr, seen.others)], 20)
+def _check_matched(constrained: Constrained, *, all_called: bool = True) -> None:
+    if all_called and not constrained.modules and constrained.others:
+        names = listed([*map(repr, constrained.others)], 20)
         raise PlanError(
             "no pattern for activations matches a module that is called; the modules are "
-            f"{names} ('' is the whole model)"
+            f"{names} ('' is the model itself)"
         )

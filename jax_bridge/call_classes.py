@@ -1,6 +1,6 @@
-"""NNX modules that call otherwise for a while, by a subclass of their own class.
+"""NNX modules with another `__call__` for a while, as instances of a subclass of their class.
 
-No class is changed, and other modules of the same class are not concerned.
+No class is changed, and other modules of the same class are not affected.
 
 >>> from flax import nnx
 >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -21,7 +21,7 @@ from typing import Any
 
 
 def called_by(kind: type, call: Callable[..., Any]) -> type:
-    """A class like `kind`, whose objects are called by a function."""
+    """A subclass of `kind` with `call` as its `__call__`."""
     functools.update_wrapper(call, kind.__call__)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
     return type(kind)(kind.__name__, (kind,), names)
@@ -29,7 +29,7 @@ def called_by(kind: type, call: Callable[..., Any]) -> type:
 
 @contextlib.contextmanager
 def of_classes(modules: Sequence[tuple[Any, type]]) -> Iterator[None]:
-    """For the time of the `with`, modules are of other classes."""
+    """Inside the `with`, modules are instances of other classes."""
     before = [(module, type(module)) for module, _ in modules]
     try:
         for module, kind in modules:

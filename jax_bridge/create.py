@@ -1,4 +1,4 @@
-"""Create a model already sharded: no device ever holds a whole parameter.
+"""Create a model already sharded: no device ever stores an unsharded parameter.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -10,12 +10,12 @@
 (64, 64)
 
 The function is traced once. What it computes then runs under `jit` with the plan's shardings as
-its outputs, so each device computes its own part only. Random bits are written out as arithmetic
+`out_shardings`, so each device computes only its shards. Random bits are written out as arithmetic
 (see `random_bits`), so they need no memory of their own. A large model is computed in several
-programs, the largest arrays first, for initialisers that need more for a while than what they make.
+programs, the largest arrays first, as an initialiser may need temporaries larger than its results.
 
-An initialiser that XLA cannot partition is computed whole on every device: `orthogonal` is one,
-as it factorises the whole matrix. The counter "peak_bytes" tells what a device had to hold.
+An initialiser that XLA cannot partition is computed unsharded on every device: `orthogonal` is
+one, as it factorises the whole matrix. The counter "peak_bytes" has the most a device allocated.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _SMALL = 4 << 20
 def create_sharded(
     fn: Callable[..., Any], mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT, *args: Any
 ) -> Any:
-    """Run an initialiser so that its results are born in their shards.
+    """Run an initialiser so that each result is created directly in its shards.
 
     Args:
-        fn: makes the model: a pytree of arrays (e.g. `linen_model.init`), a Flax NNX module, or an
-            Equinox module. It is traced, under Auto axes, so random keys and `nnx.Rngs` are made
-            inside or passed as `args`.
+        fn: returns the model: a pytree of arrays (e.g. `linen_model.init`), a Flax NNX module, or
+            an Equinox module. It is traced, under Auto axes, so random keys and `nnx.Rngs` are
+            created inside or passed as `args`.
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
             (`create_sharded(fn, plan, *args)`) where `jax.set_mesh` has set one.
         plan: a `Plan`, or one spec for every leaf.
         *args: arguments of `fn`, pytrees of arrays.
 
     Returns:
-        What `fn` returns, each leaf laid out on the mesh as the plan says. Values equal those of
+        What `fn` returns, each leaf sharded by the plan. Values equal those of
         `jax.jit(fn)(*args)`.
 
     Raises:
@@ -79,14 +79,14 @@ def create_sharded(
         P(None, 'x')
     """
     call = "iso.create_sharded(fn, mesh, plan, *args)"
-    given, plan, *inputs = mesh_first(call, mesh, plan, *args)
+    mesh_arg, plan, *inputs = mesh_first(call, mesh, plan, *args)
     if framework_of(fn) is not None:
         raise TypeError(
-            f"create_sharded takes the function that makes the model, and was given the "
-            f"{type(fn).__name__} itself: {call} with fn=lambda: {type(fn).__name__}(..); a model "
-            "that exists is laid out by iso.shard(model, mesh, plan)"
+            f"create_sharded takes the function that creates the model, and got a "
+            f"{type(fn).__name__}: call {call} with fn=lambda: {type(fn).__name__}(..); shard a "
+            "model that exists with iso.shard(model, mesh, plan)"
         )
-    graph, mesh = None, as_mesh(given)
+    graph, mesh = None, as_mesh(mesh_arg)
 
     def state_of(*args: Any) -> Any:
         nonlocal graph
@@ -97,27 +97,27 @@ def create_sharded(
         warn_unused(plan, named_boxes(shapes))
         return plan_state(shapes, mesh, plan)
 
-    state = born(state_of, layouts, *inputs)
+    state = create_in_shards(state_of, layouts, *inputs)
     return join(graph, state)
 
 
-def born(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -> Any:
-    """Run a function so that the arrays it returns are born in their layouts.
+def create_in_shards(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -> Any:
+    """Run a function so that each array it returns is created directly in its shards.
 
     Args:
         fn: returns a pytree of arrays. It is traced once, under Auto axes.
-        layouts_of: called with what `fn` returns as shapes; gives a NamedSharding for each.
+        layouts_of: called with what `fn` returns as shapes; returns a NamedSharding for each.
         *args: arguments of `fn`, pytrees of arrays.
 
     Returns:
-        What `fn` returns, laid out.
+        What `fn` returns, sharded.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from isoshard.core.layout.mesh import make_mesh
         >>> from isoshard.core.layout.spec import named_sharding
         >>> rows = named_sharding(("x",), make_mesh((8,), ("x",)), 1)
-        >>> born(lambda: [jnp.arange(8)], lambda shapes: [rows])[0].sharding.spec
+        >>> create_in_shards(lambda: [jnp.arange(8)], lambda shapes: [rows])[0].sharding.spec
         P('x',)
     """
     traced, shapes = jax.make_jaxpr(on_auto_axes(fn), return_shape=True)(*args)
@@ -126,14 +126,14 @@ def born(fn: Callable[..., Any], layouts_of: Callable[[Any], Any], *args: Any) -
     with axes_of(auto(jax.sharding.get_abstract_mesh())):
         run = jaxpr_as_fun(write_out(traced))
     inputs = jax.tree.leaves(args)
-    made: dict[int, jax.Array] = {}
-    held = 0
+    arrays: dict[int, jax.Array] = {}
+    allocated = 0
     for group in _groups([_size(a, layout) for a, layout in zip(leaves, layouts, strict=True)]):
         results, size, needed = _compute(run, group, [layouts[i] for i in group], inputs)
-        metrics.record_peak(held + needed)
-        held += size
-        made.update(zip(group, results, strict=True))
-    return structure.unflatten(made[i] for i in range(len(leaves)))
+        metrics.record_peak(allocated + needed)
+        allocated += size
+        arrays.update(zip(group, results, strict=True))
+    return structure.unflatten(arrays[i] for i in range(len(leaves)))
 
 
 def _compute(
@@ -156,11 +156,11 @@ def _compute(
     metrics.record_compilation(f"creation of {len(group)} arrays", "first call", where, seconds)
     with axes_of(layouts[0].mesh):
         results = program(*inputs)
-    told = program.memory_analysis()
-    if told is None:  # a platform that does not tell
+    memory = program.memory_analysis()
+    if memory is None:  # not reported on this platform
         return results, 0, 0
-    size = told.output_size_in_bytes
-    return results, size, size + told.temp_size_in_bytes + told.argument_size_in_bytes
+    size = memory.output_size_in_bytes
+    return results, size, size + memory.temp_size_in_bytes + memory.argument_size_in_bytes
 
 
 def _groups(sizes: list[int]) -> Iterator[list[int]]:

@@ -1,10 +1,10 @@
 """Equinox modules under the verbs of isoshard: `shard`, `reshard`, `full`, `sharding_of`, `to_jax`.
 
 An Equinox module is a pytree some of whose leaves are no arrays: activation functions, numbers,
-strings. Those are left alone. A module is a value: a new one comes back, and the plan goes by names
-such as `layers.0.weight`.
+strings. Those remain as they are. A module is a value: a new one is returned, and the plan's rules
+match names such as `layers.0.weight`.
 
-Modules with such leaves inside of a container are refused: lay out each by itself.
+Modules with such leaves inside of a container are not supported: shard each by itself.
 
     model = iso.shard(eqx.nn.MLP(8, 8, 64, 2, key=key), mesh, iso.Plan({"layers.*": P("model")}))
 """
@@ -38,17 +38,17 @@ class Equinox(Framework):
     def shard(
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> Any:
-        """The module with every array laid out; `spec` is a Plan, one spec, or specs by name."""
+        """The module with every array sharded; `spec` is a Plan, one spec, or specs by name."""
         return _changed(
             x, lambda arrays: device_put.shard(arrays, mesh, spec, copy=copy, name=name)
         )
 
     def reshard(self, x: Any, mesh: Mesh | None, spec: Any) -> Any:
-        """The module with another layout, on the mesh it is on unless one is given."""
+        """The module with another sharding, by default on the mesh it is on."""
         return _changed(x, lambda arrays: device_put.reshard(arrays, mesh, spec))
 
     def full(self, x: Any) -> Any:
-        """The module with every array whole on every device."""
+        """The module with every array replicated."""
         return _changed(x, device_put.full)
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Equinox(Framework):
         return _arrays(x)
 
     def sharding_of(self, x: Any) -> dict[str, NamedSharding]:
-        """The layout of each array, by name."""
+        """The sharding of each array, by name."""
         return device_put.sharding_of(_arrays(x))
 
     def to_jax(
@@ -75,11 +75,11 @@ class Equinox(Framework):
         return exchange.to_jax(_arrays(x), sharding, copy=copy)
 
     def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, NamedState]:
-        """See `graph_parts.parts_of`."""
+        """See `module_state.parts_of`."""
         return module_state.parts_of(x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
-        """See `graph_parts.filled`."""
+        """See `module_state.filled`."""
         return module_state.filled(x, values)
 
 

@@ -19,8 +19,8 @@ module, and of any pytree with functions or strings among its leaves, these stay
 >>> join(graph, state)["act"]
 <ufunc 'tanh'>
 
-Flax and Equinox are looked at only if the program has imported them, for without them there are no
-objects of theirs.
+Flax and Equinox are read from `sys.modules`: a program that has not imported them has no objects
+of theirs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HOLE = object()
 
 @dataclasses.dataclass(frozen=True)
 class Skeleton:
-    """What is left of a pytree without its arrays.
+    """A pytree without its arrays.
 
     Attributes:
         structure: of the whole tree.
@@ -58,7 +58,7 @@ class Skeleton:
 
 
 def split(model: Any) -> tuple[Any, Any]:
-    """Take a model apart.
+    """Split a model into a graph and its arrays.
 
     Args:
         model: an `nnx.Module`, `nnx.Optimizer`, an Equinox module, .. or any pytree.
@@ -71,10 +71,10 @@ def split(model: Any) -> tuple[Any, Any]:
     if nnx is not None and isinstance(model, nnx.Pytree):
         return nnx.split(model)
     leaves, structure = jax.tree.flatten(model)
-    kept = [keep for node in _nodes(model) for keep in _kept(node)]
-    if not any(kept):
+    is_static = [keep for node in _nodes(model) for keep in _static_leaves(node)]
+    if not any(is_static):
         return None, model
-    pairs = list(zip(leaves, kept, strict=True))
+    pairs = list(zip(leaves, is_static, strict=True))
     graph = Skeleton(structure, tuple(leaf if keep else _HOLE for leaf, keep in pairs))
     return graph, structure.unflatten(None if keep else leaf for leaf, keep in pairs)
 
@@ -89,7 +89,7 @@ def join(graph: Any, state: Any) -> Any:
 
 
 def is_random_state(leaf: Any) -> bool:
-    """Tell whether a leaf is a key or counter of `nnx.Rngs`, which no plan speaks of."""
+    """Tell whether a leaf is a key or counter of `nnx.Rngs`, which plans do not shard."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(leaf, nnx.RngState)
 
@@ -116,7 +116,7 @@ def _nodes(model: Any) -> list[Any]:
     return jax.tree.leaves(model, is_leaf=is_equinox)
 
 
-def _kept(node: Any) -> list[bool]:
-    """For each leaf of a node, whether it is no array and stays where it is."""
+def _static_leaves(node: Any) -> list[bool]:
+    """For each leaf of a node, whether it is no array and remains in the graph."""
     data = _ARRAYS if is_equinox(node) else _ARRAYS + _NUMBERS
     return [not isinstance(leaf, data) for leaf in jax.tree.leaves(node)]

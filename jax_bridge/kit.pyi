@@ -1,7 +1,7 @@
 """What annexes may use of the JAX bridge, by name: private, and of this version only."""
 
 from .activations import constrain_activations as constrain_activations
-from .activations import plan_speaks as plan_speaks
+from .activations import has_activations as has_activations
 from .call_classes import called_by as called_by
 from .call_classes import of_classes as of_classes
 from .graphs import is_nnx as is_nnx

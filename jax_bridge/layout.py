@@ -27,16 +27,16 @@ from .graphs import is_random_state, is_variable
 LEFT_OUT: Any = object()
 
 
-def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
+def mesh_first(call: str, *args: Any) -> tuple[Any, ...]:
     """Arguments that begin with a mesh and a plan; the mesh may be left out under `jax.set_mesh`.
 
     Args:
         call: how the function is called with a mesh, for messages.
-        *given: the arguments; `LEFT_OUT` at the end for what was not given.
+        *args: the arguments; `LEFT_OUT` at the end for one that was not passed.
 
     Raises:
         ShardingError: the mesh is left out, and none is set.
-        TypeError: there is no plan; or something else stands where a plan has its mesh.
+        TypeError: there is no plan; or the argument before a plan is not a mesh.
 
     Example:
         >>> with jax.set_mesh(jax.make_mesh((8,), ("x",))):
@@ -44,14 +44,14 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         >>> dict(mesh.shape), plan
         ({'x': 8}, P('x',))
     """
-    mesh, *rest = given
+    mesh, *rest = args
     if mesh is not None and not is_mesh(mesh):
         if isinstance(rest[0] if rest else None, Plan | P):
-            as_mesh(mesh)  # which says what a mesh is
-        mesh, rest = None, list(given)
+            as_mesh(mesh)  # raises, with the types of a mesh
+        mesh, rest = None, list(args)
     rest = [value for value in rest if value is not LEFT_OUT]
     if not rest:
-        raise TypeError(f"what is its layout? Give a plan, or one spec for all: {call}")
+        raise TypeError(f"no plan was passed; pass a plan, or one spec for all arrays: {call}")
     if mesh is None and isinstance(rest[0], NamedSharding):
         mesh = rest[0].mesh
     mesh = ambient_mesh(call) if mesh is None else as_mesh(mesh, abstract=True)
@@ -59,7 +59,7 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
 
 
 def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
-    """Choose the layout of every array of a state.
+    """Choose the sharding of every array of a state.
 
     Args:
         state: a pytree of arrays or `jax.ShapeDtypeStruct`, such as `nnx.state(module)`.
@@ -85,7 +85,7 @@ def with_types(x: Any, mesh: Any) -> Any:
     """An array that was computed under Auto axes, on the user's mesh of the same grid.
 
     Args:
-        x: anything; a traced value and an array on another grid stay as they are.
+        x: anything; a traced value and an array on another grid are returned as they are.
         mesh: the user's mesh.
 
     Example:
@@ -102,7 +102,7 @@ def with_types(x: Any, mesh: Any) -> Any:
 
 
 def named_boxes(state: Any) -> dict[str, Any]:
-    """List the arrays that a plan speaks of, in the boxes that say how their axes are called.
+    """List the arrays that a plan shards, in their boxes with the names of logical axes.
 
     Args:
         state: a pytree, such as `nnx.state(module)` or the variables of a Linen module.

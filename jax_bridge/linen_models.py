@@ -1,6 +1,6 @@
 """Linen models for `Plan.resolve`: their variables as shapes, and the modules that are called.
 
-A Linen module has neither before it is called with an example, so one is given; nothing is
+A Linen module has neither before it is called, so it is traced with an example; nothing is
 computed:
 
 >>> import jax.numpy as jnp
@@ -21,7 +21,7 @@ module    value   spec               rule
 layers_0  output  ('data', 'model')  layers_0
 matched by no rule, so by default: params.layers_0.bias, params.layers_2.bias
 
-The names are those that `constrain_activations` meets: a module counts if its `__call__` runs.
+The names are those that `constrain_activations` sees: a module counts if its `__call__` runs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from isoshard.core.plan.model_leaves import boxed_leaves
 
 @dataclasses.dataclass(frozen=True)
 class LinenModel:
-    """What a plan reads of a Linen model; made by `linen_model`.
+    """The variables and modules of a Linen model, for a plan; returned by `linen_model`.
 
     Attributes:
-        variables: what `init` returns, as shapes; boxes with axis names stay.
+        variables: what `init` returns, as shapes; boxes with axis names are kept.
         modules: the names of the modules whose `__call__` runs, in this order; "" is the model.
 
     Example:
@@ -71,31 +71,31 @@ def linen_model(model: Any, *args: Any, **kwargs: Any) -> LinenModel:
 
     Example:
         >>> from flax import linen
-        >>> found = linen_model(linen.Dense(16), jax.random.key(0), jax.numpy.ones((2, 8)))
-        >>> found.variables["params"]["kernel"].shape
+        >>> model = linen_model(linen.Dense(16), jax.random.key(0), jax.numpy.ones((2, 8)))
+        >>> model.variables["params"]["kernel"].shape
         (8, 16)
     """
     from flax import linen
 
     if not isinstance(model, linen.Module):
         raise TypeError(
-            f"linen_model describes a module of Flax Linen, not a {type(model).__name__}; give "
-            "modules of NNX, Equinox and torch to Plan.resolve themselves"
+            f"linen_model takes a module of Flax Linen, not a {type(model).__name__}; pass modules "
+            "of NNX, Equinox and torch directly to Plan.resolve"
         )
-    met: dict[str, None] = {}
+    modules: dict[str, None] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name == "__call__":
-            met[".".join(context.module.path)] = None
+            modules[".".join(context.module.path)] = None
         return call(*args, **kwargs)
 
     with linen.intercept_methods(note):
         variables = jax.eval_shape(lambda *args: model.init(*args, **kwargs), *args)
-    return LinenModel(variables, tuple(met))
+    return LinenModel(variables, tuple(modules))
 
 
 class LinenModels(Framework):
-    """What a plan asks of a framework, for described Linen models."""
+    """Core's verbs that `Plan.resolve` needs, for described Linen models."""
 
     name = "linen"
 

@@ -1,4 +1,4 @@
-"""Flax and Equinox modules as parts: their arrays by name, and new ones in their place.
+"""Flax and Equinox modules as named arrays, for checkpoints: read, and replaced.
 
 >>> from flax import nnx
 >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

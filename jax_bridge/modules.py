@@ -10,8 +10,8 @@ True
 >>> {name: sharding.spec for name, sharding in sharding_of(model).items()}
 {'bias': P(), 'kernel': P(None, 'model')}
 
-A module or optimizer is laid out in place: every leaf is checked first, then all of them move, so
-an error leaves it as it was. An `nnx.State` is a value: a new one comes back.
+A module or optimizer is sharded in place: every leaf is checked first, then all of them move, so
+an error leaves it as it was. An `nnx.State` is a value: a new one is returned.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def owns(obj: object) -> bool:
 
 
 def shard(model: Any, mesh: AnyMesh, plan: Any, *, copy: bool | None = None) -> Any:
-    """Lay out every array of an NNX object.
+    """Shard every array of an NNX object.
 
     Args:
         model: an `nnx.Module`, `nnx.Optimizer` or other NNX object, an `nnx.Variable`, or an
@@ -54,19 +54,19 @@ def shard(model: Any, mesh: AnyMesh, plan: Any, *, copy: bool | None = None) -> 
         mesh: the mesh, of any axis types, or what `as_mesh` takes; in a JAX transformation it may
             be abstract.
         plan: a `Plan` over names such as `blocks.0.attn.qkv.kernel`, or one spec for every leaf.
-            The keys and counters of `nnx.Rngs` are replicated whatever it says.
-        copy: None moves what does not lie there yet; True makes fresh buffers of all; False
-            raises if anything must move.
+            The keys and counters of `nnx.Rngs` are replicated whatever the plan.
+        copy: None moves the arrays with another sharding; True allocates new buffers for all;
+            False raises if anything must move.
 
     Returns:
-        `model` itself, laid out; of an `nnx.State`, a new one.
+        `model` itself, sharded; of an `nnx.State`, a new one.
 
     Raises:
         PlanError: naming every leaf that the plan does not fit; nothing has changed.
         CopyError: `copy` is False and leaves must move; nothing has changed.
     """
     _, state = split(model)
-    placed = _place(state, plan_state(state, mesh, plan), copy)
+    placed = _put(state, plan_state(state, mesh, plan), copy)
     if isinstance(model, nnx.Pytree):
         nnx.update(model, placed)
         return model
@@ -77,14 +77,14 @@ def shard(model: Any, mesh: AnyMesh, plan: Any, *, copy: bool | None = None) -> 
 
 
 def reshard(model: Any, plan: Any) -> Any:
-    """Lay out an NNX object anew, on the mesh it is on, else on the one of `jax.set_mesh`.
+    """Reshard an NNX object, on the mesh it is on, else on the one of `jax.set_mesh`.
 
     Args:
         model: an NNX object, variable or state.
         plan: a `Plan`, or one spec for every leaf.
 
     Returns:
-        `model` itself, laid out; of an `nnx.State`, a new one.
+        `model` itself, sharded; of an `nnx.State`, a new one.
 
     Raises:
         ShardingError: it is on several meshes, or on none and none is set.
@@ -94,35 +94,35 @@ def reshard(model: Any, plan: Any) -> Any:
 
 
 def full(model: Any) -> Any:
-    """Gather an NNX object: every device holds all of every array.
+    """Gather an NNX object: every array is replicated.
 
     Args:
         model: an NNX object, state or variable.
 
     Returns:
-        A new object of the same kind, replicated; `model` keeps its layout.
+        A new object of the same kind, replicated; `model` keeps its sharding.
 
     Raises:
-        ShardingError: an array lies on several devices without a mesh.
+        ShardingError: an array is on several devices without a mesh.
     """
     graph, state = split(model)
     names, arrays, tree = _flat(state)
-    whole = device_put.full(dict(zip(names, arrays, strict=True)))
-    return join(graph, tree.unflatten(whole[name] for name in names))
+    gathered = device_put.full(dict(zip(names, arrays, strict=True)))
+    return join(graph, tree.unflatten(gathered[name] for name in names))
 
 
 def sharding_of(model: Any) -> dict[str, NamedSharding] | NamedSharding:
-    """Read the layout of every array of an NNX object.
+    """Read the sharding of every array of an NNX object.
 
     Args:
         model: an NNX object, state or variable.
 
     Returns:
-        The layouts by name, as `isoshard.sharding_of` gives them for arrays; of a variable, its
-        layout.
+        The shardings by name, as `isoshard.sharding_of` returns them for arrays; of a variable,
+        its sharding.
 
     Raises:
-        ShardingError: an array is traced, or lies on several devices without a mesh.
+        ShardingError: an array is traced, or is on several devices without a mesh.
     """
     return _unless_variable(model, device_put.sharding_of(_arrays(model)))
 
@@ -134,8 +134,8 @@ def to_jax(
 
     Args:
         model: an NNX object, state or variable.
-        sharding: a layout for each of them; by default they stay as they are.
-        copy: None moves what must move; True makes fresh buffers; False raises if anything must
+        sharding: for each of them; by default they remain as they are.
+        copy: None moves what must move; True allocates new buffers; False raises if anything must
             move.
 
     Returns:
@@ -148,7 +148,7 @@ def to_jax(
 
 
 class Flax(Framework):
-    """The verbs of this module under the names that the registry of core knows."""
+    """The verbs of this module as core's registry of frameworks calls them."""
 
     name = "flax"
 
@@ -171,7 +171,7 @@ class Flax(Framework):
         return full(x)
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
-        """The variables that a plan speaks of, which say how their axes are called, by name."""
+        """The variables by name; those with logical axes have them in their metadata."""
         return named_boxes(split(x)[1])
 
     def elements(self, x: Any) -> dict[str, Any]:
@@ -206,11 +206,11 @@ class Flax(Framework):
         return to_jax(x, sharding, copy=copy)
 
     def parts(self, x: Any, saved: Mapping[str, Entry] | None = None) -> dict[str, NamedState]:
-        """See `graph_parts.parts_of`."""
+        """See `module_state.parts_of`."""
         return module_state.parts_of(x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
-        """See `graph_parts.filled`."""
+        """See `module_state.filled`."""
         return module_state.filled(x, values)
 
 
@@ -229,7 +229,7 @@ def _unless_variable(model: Any, by_name: dict[str, Any]) -> Any:
     return next(iter(by_name.values())) if isinstance(model, nnx.Variable) else by_name
 
 
-def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
+def _put(state: Any, layouts: Any, copy: bool | None) -> Any:
     """Move the arrays of a state, once all of them may."""
     names, arrays, tree = _flat(state)
     moves = list(zip(names, arrays, jax.tree.leaves(layouts), strict=True))
@@ -247,15 +247,17 @@ def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
 
 def _mesh_of(model: Any) -> AnyMesh:
     arrays = _arrays(model).values()
-    told = [jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding for x in arrays]
-    layouts = [value for value in told if isinstance(value, NamedSharding) and not value.mesh.empty]
+    shardings = [jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding for x in arrays]
+    layouts = [
+        value for value in shardings if isinstance(value, NamedSharding) and not value.mesh.empty
+    ]
     meshes = {layout.mesh for layout in layouts}
     if not meshes:
         return ambient_mesh("iso.reshard(x, mesh, plan)")
     if len(meshes) != 1:
         raise ShardingError(
-            f"the arrays of the {type(model).__name__} lie on {len(meshes)} different meshes; say "
-            "which one to lay them out on: iso.reshard(x, mesh, plan)"
+            f"the arrays of the {type(model).__name__} are on {len(meshes)} different meshes; pass "
+            "the one to shard them over: iso.reshard(x, mesh, plan)"
         )
     return meshes.pop()
 

@@ -1,4 +1,4 @@
-"""Optimizer state laid out after its parameters, and created so.
+"""Optimizer state sharded like its parameters, and created sharded.
 
 >>> import jax.numpy as jnp, optax
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -35,23 +35,23 @@ from isoshard.core.plan.memory_rules import check_used
 from isoshard.core.plan.model_leaves import leaves_of
 from isoshard.core.plan.slot_rules import slot_layouts
 
-from .create import born
+from .create import create_in_shards
 from .graphs import is_nnx
 from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state
 
 
 def create_opt_state(tx: Any, params: Any, mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT) -> Any:
-    """Make the state of an optax optimizer, born in its shards.
+    """Create the state of an optax optimizer, each array directly in its shards.
 
     Args:
         tx: the optimizer, an `optax.GradientTransformation`.
-        params: the parameters, a pytree of arrays (an `nnx.State` is one), laid out or not.
+        params: the parameters, a pytree of arrays (an `nnx.State` is one), sharded or not.
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
             (`create_opt_state(tx, params, plan)`) where `jax.set_mesh` has set one.
         plan: the `Plan` of the parameters, or one spec for all.
 
     Returns:
-        What `tx.init(params)` gives, each slot laid out as its parameter or by a rule for slots.
+        What `tx.init(params)` returns, each slot sharded as its parameter or by a rule for slots.
 
     Raises:
         PlanError: the plan does not fit, or leaves an array without a rule that is too large to
@@ -66,21 +66,23 @@ def create_opt_state(tx: Any, params: Any, mesh: Any = LEFT_OUT, plan: Any = LEF
     """
     mesh, plan = mesh_first("create_opt_state(tx, params, mesh, plan)", mesh, plan)
     mesh = as_mesh(mesh)
-    return born(tx.init, lambda shapes: opt_state_layouts(shapes, params, mesh, plan), params)
+    return create_in_shards(
+        tx.init, lambda shapes: opt_state_layouts(shapes, params, mesh, plan), params
+    )
 
 
 def create_optimizer(
     model: Any, tx: Any, mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT, *, wrt: Any = None
 ) -> Any:
-    """Make an `nnx.Optimizer` whose state is born in its shards.
+    """Create an `nnx.Optimizer` whose state is created directly in its shards.
 
     Args:
-        model: an NNX module, laid out or not.
+        model: an NNX module, sharded or not.
         tx: the optimizer, an `optax.GradientTransformation`.
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
             (`create_optimizer(model, tx, plan)`) where `jax.set_mesh` has set one.
         plan: the `Plan` of the model's parameters, or one spec for all.
-        wrt: the NNX filter of what is trained; `nnx.Param` unless given.
+        wrt: the NNX filter of what is trained, by default `nnx.Param`.
 
     Returns:
         The optimizer, to be used as `optimizer.update(model, grads)`.
@@ -101,8 +103,8 @@ def create_optimizer(
     """
     if not is_nnx(model):
         raise TypeError(
-            f"an nnx.Optimizer is of an NNX module, not of a {type(model).__name__}; for a pytree "
-            "of parameters use create_opt_state(tx, params, mesh, plan)"
+            f"create_optimizer takes an NNX module, not a {type(model).__name__}; for a pytree of "
+            "parameters use create_opt_state(tx, params, mesh, plan)"
         )
     mesh, plan = mesh_first("create_optimizer(model, tx, mesh, plan)", mesh, plan)
     nnx, mesh = sys.modules["flax.nnx"], as_mesh(mesh)
@@ -119,12 +121,12 @@ def create_optimizer(
     def layouts(shapes: Any) -> Any:
         return opt_state_layouts(shapes, params, mesh, plan)
 
-    state = born(state_of, layouts, params, rest)
+    state = create_in_shards(state_of, layouts, params, rest)
     return nnx.merge(graph, state)
 
 
 def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
-    """Choose the layout of every array of an optimizer's state.
+    """Choose the sharding of every array of an optimizer's state.
 
     Args:
         state: the state, as arrays or `jax.ShapeDtypeStruct`.
@@ -140,7 +142,7 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     shapes = {name: tuple(param.shape) for name, param in named_leaves(params)}
     layouts = dict(named_leaves(plan_state(params, mesh, plan)))
-    whole = NamedSharding(mesh, P())
+    replicated = NamedSharding(mesh, P())
     parameters = {leaf.name: leaf for leaf in leaves_of(named_boxes(params))}
     result, others, slots = {}, {}, {}
     for name, leaf in named_leaves(state):
@@ -160,12 +162,12 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
     names = [name for name, _ in named_leaves(state)]
     check_used((factor.memory for factor in plan.factors), [*shapes, *names])
     return jax.tree.structure(state).unflatten(
-        in_memory(result.get(name, whole), plan.memory_for(name), name=name) for name in names
+        in_memory(result.get(name, replicated), plan.memory_for(name), name=name) for name in names
     )
 
 
 def _owner(slot: str, params: Any) -> str:
     """The longest name of a parameter that ends the name of a slot; "" if there is none."""
-    parts = slot.split(".")
-    tails = (".".join(parts[start:]) for start in range(len(parts)))
+    keys = slot.split(".")
+    tails = (".".join(keys[start:]) for start in range(len(keys)))
     return next((tail for tail in tails if tail in params), "")

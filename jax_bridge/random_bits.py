@@ -1,7 +1,7 @@
-"""Random bits written out as arithmetic, which XLA joins with what is made of them.
+"""Random bits written out as arithmetic, which XLA fuses with the operations that read them.
 
-XLA on CPU computes JAX's random bits in a loop over whole arrays: beside an array of floats it
-holds three more of its size for a while (of bfloat16 eight). Written out, the bits of an element
+XLA on CPU computes JAX's random bits in a loop over complete arrays: for an array of float32 it
+allocates three temporaries of its size (for bfloat16 eight). Written out, the bits of an element
 depend on its own position only, and nothing but the result needs memory:
 
 >>> from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
@@ -39,7 +39,7 @@ _MOST = 1 << 32  # elements that one 32-bit counter tells apart
 
 
 def write_out(traced: ClosedJaxpr) -> ClosedJaxpr:
-    """Replace the random bits of a traced function by the arithmetic that gives them.
+    """Replace the random bits of a traced function by the arithmetic that computes them.
 
     Args:
         traced: by `jax.make_jaxpr`.
@@ -73,7 +73,7 @@ def _call(step: JaxprEqn) -> JaxprEqn:
 
 
 def _bits(width: int, shape: tuple[int, ...], key: Any) -> jax.Array:
-    """The bits that `jax.random.bits` draws: each element encrypts its own number."""
+    """The bits that `jax.random.bits` draws: each element encrypts its own index."""
     first, second = jax.random.key_data(key)
     index = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
@@ -87,7 +87,7 @@ def _bits(width: int, shape: tuple[int, ...], key: Any) -> jax.Array:
 
 
 def _threefry(k0: jax.Array, k1: jax.Array, x0: jax.Array, x1: jax.Array) -> Any:
-    """Encrypt pairs of 32 bits in 20 rounds; a part of the key is added after every four."""
+    """Encrypt pairs of 32 bits in 20 rounds; a word of the key is added after every four."""
     keys = (k0, k1, k0 ^ k1 ^ _PARITY)
     x0, x1 = x0 + keys[0], x1 + keys[1]
     for group in range(5):

@@ -1,4 +1,4 @@
-"""What a training step refuses: a state laid out otherwise, a model that changed its parts."""
+"""Checks of a training step's state: its shardings, and that the loss keeps its structure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 
 def check_layout(state: Any, layouts: Any) -> None:
-    """Refuse a state that was laid out by another plan.
+    """Raise if a state is not sharded by the step's plan.
 
     Raises:
-        ShardingError: naming each array that lies elsewhere.
+        ShardingError: naming each array with another sharding.
     """
     pairs = zip(named_leaves(state), jax.tree.leaves(layouts), strict=True)
     wrong = [
-        f"  {name}: lies by {getattr(x.sharding, 'spec', x.sharding)}, and the plan says {to.spec}"
+        f"  {name}: is sharded as {getattr(x.sharding, 'spec', x.sharding)}, by the plan {to.spec}"
         for (name, x), to in pairs
         if isinstance(x, jax.Array)
         and not isinstance(x, Tracer)
@@ -28,22 +28,22 @@ def check_layout(state: Any, layouts: Any) -> None:
     ]
     if wrong:
         raise ShardingError(
-            "\n".join(["the state is not laid out by the step's plan:", *wrong])
-            + "\nMake it with step.init(make) or step.start(model)."
+            "\n".join(["the state is not sharded by the step's plan:", *wrong])
+            + "\nCreate it with step.init(make) or step.start(model)."
         )
 
 
 def check_structure(before: Any, after: Any) -> None:
-    """Refuse a model that is made of other parts after a step.
+    """Raise if a model has other leaves or modules after a step.
 
     Raises:
-        ShardingError: naming what is new and what is gone.
+        ShardingError: naming the leaves that are new and those that are gone.
     """
     if jax.tree.structure(before) != jax.tree.structure(after):
         old, new = (dict(named_leaves(tree)) for tree in (before, after))
-        told = [f"{name} is new" for name in new if name not in old]
-        told += [f"{name} is gone" for name in old if name not in new]
+        changes = [f"{name} is new" for name in new if name not in old]
+        changes += [f"{name} is gone" for name in old if name not in new]
         raise ShardingError(
-            "the loss changed what the model is made of, and a step returns a state like the one "
-            f"it was given: {'; '.join(told) or 'modules or attributes differ'}"
+            "the loss changed the structure of the model, and a step returns a state of the same "
+            f"structure: {'; '.join(changes) or 'modules or attributes differ'}"
         )

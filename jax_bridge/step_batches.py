@@ -1,4 +1,4 @@
-"""Batches of a training step, laid out by the `inputs` of its plan.
+"""Batches of a training step, sharded by the `inputs` of its plan.
 
 >>> import numpy as np
 >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
@@ -27,11 +27,11 @@ from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
 
 
 class StepBatches:
-    """Lays out what a training step takes beside its state.
+    """Shards the batches of a training step.
 
     Args:
         mesh: of the step.
-        plan: of the step. One without `inputs` leaves batches as they are.
+        plan: of the step. Without `inputs` in it, batches remain as they are.
         uneven: "error" or "pad".
 
     Raises:
@@ -40,30 +40,30 @@ class StepBatches:
 
     def __init__(self, mesh: Mesh, plan: Plan, uneven: str):
         """See the class."""
-        says = any(factor.inputs is not UNSET for factor in plan.factors)
+        has_inputs = any(factor.inputs is not UNSET for factor in plan.factors)
         if uneven not in ("error", "pad"):
             raise ShardingError(f"uneven is 'error' or 'pad', not {uneven!r}")
-        if uneven == "pad" and not says:
+        if uneven == "pad" and not has_inputs:
             raise ShardingError(
-                'uneven="pad" is for batches that the plan splits, and the plan says nothing of '
-                "inputs; give it some: Plan(.., inputs=P(..))"
+                'uneven="pad" is for batches that the plan shards, and the plan has no inputs; '
+                "add them: Plan(.., inputs=P(..))"
             )
         self._mesh = mesh
-        self._plan = plan.for_inputs() if says else None
+        self._plan = plan.for_inputs() if has_inputs else None
         self._pads = uneven == "pad"
         self._rows = BatchRows(mesh, local=False)
         self._specs: Bounded[Any, list[Any]] = Bounded(PROGRAMS, "jax training steps: specs")
 
     def place(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Lay out the arrays of a batch.
+        """Shard the arrays of a batch.
 
         Args:
-            batch: the arguments of the loss behind the model, pytrees. A sole one gives its arrays
-                their names, as in a loader; of several each has its number before.
+            batch: the arguments of the loss after the model, pytrees. The arrays of a single one
+                are named as in a loader; with several, names begin with the argument's position.
 
         Returns:
-            The same trees. NumPy arrays are copied, arrays on devices are moved where they are laid
-            out otherwise; single numbers stay as they are.
+            The same trees. NumPy arrays are copied, arrays on devices are moved where their
+            sharding differs; scalars remain as they are.
 
         Raises:
             UnevenError: rows do not divide.
@@ -114,7 +114,7 @@ class StepBatches:
 
 
 _FIX = (
-    'a multiple of the parts; or have rows repeated: train_step(.., uneven="pad"), or '
+    'a multiple of the shards; or have rows repeated: train_step(.., uneven="pad"), or '
     'iso.data.loader(.., last="pad", mask="real"), whose mask lets the loss leave them out'
 )
 

@@ -1,4 +1,4 @@
-"""The state of a training step: what it takes over and gives back."""
+"""The state of a training step: its argument and its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TrainState:
         params: the arrays that are trained.
         rest: the other arrays of the model: batch statistics, random state.
         opt_state: the state of the optimizer.
-        parts: how the model is put together.
+        parts: how the model is rebuilt.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -39,5 +39,5 @@ class TrainState:
 
     @property
     def model(self) -> Any:
-        """The model around these very arrays, which the next step takes over and deletes."""
+        """The model with these arrays, not copies; the next step donates them."""
         return join_parts(self.parts, self.params, self.rest)

@@ -1,4 +1,4 @@
-"""A model in two parts: what is trained, and the rest.
+"""A model split in two: the arrays that are trained, and the rest.
 
 >>> import numpy as np
 >>> parts, params, rest = split_parts({"params": {"w": np.ones(2)}, "stats": {"n": np.zeros(2)}})
@@ -27,7 +27,7 @@ from .graphs import is_nnx, join, split
 
 @dataclasses.dataclass(frozen=True)
 class ModelParts:
-    """How a model is put together from its parts; hashable.
+    """How a model is rebuilt from its two trees of arrays; hashable.
 
     Attributes:
         graph: all that is no array.
@@ -39,16 +39,16 @@ class ModelParts:
 
 
 def split_parts(model: Any, wrt: Any = None) -> tuple[ModelParts, Any, Any]:
-    """Take a model apart.
+    """Split a model into trained arrays and the rest.
 
     Args:
         model: an NNX module, an Equinox module, or a pytree of arrays.
-        wrt: what is trained: for NNX a filter, otherwise a glob over the names of leaves. Not
-            given: `nnx.Param`; the collection "params" of a mapping that has one; every array of
+        wrt: what is trained: for NNX a filter, otherwise a glob over the names of leaves. By
+            default `nnx.Param`; the collection "params" of a mapping that has one; every array of
             floats.
 
     Returns:
-        How it is put together, the arrays that are trained, and the others.
+        How it is rebuilt, the arrays that are trained, and the others.
 
     Raises:
         ShardingError: nothing would be trained.
@@ -56,7 +56,7 @@ def split_parts(model: Any, wrt: Any = None) -> tuple[ModelParts, Any, Any]:
     if is_nnx(model):
         nnx = sys.modules["flax.nnx"]
         graph, params, rest = nnx.split(model, nnx.Param if wrt is None else wrt, ...)
-        _refuse_empty(params, [name for name, _ in named_leaves(rest)], wrt)
+        _check_trained(params, [name for name, _ in named_leaves(rest)], wrt)
         return ModelParts(graph, True), params, rest
     graph, state = split(model)
     named = named_leaves(state)
@@ -68,7 +68,7 @@ def split_parts(model: Any, wrt: Any = None) -> tuple[ModelParts, Any, Any]:
         )
         for part in (True, False)
     )
-    _refuse_empty(params, [name for name, _ in named], wrt)
+    _check_trained(params, [name for name, _ in named], wrt)
     return ModelParts(graph, False), params, rest
 
 
@@ -91,7 +91,7 @@ def _is_trained(name: str, leaf: Any, state: Any, wrt: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
-def _refuse_empty(params: Any, names: list[str], wrt: Any) -> None:
+def _check_trained(params: Any, names: list[str], wrt: Any) -> None:
     if not jax.tree.leaves(params):
         raise ShardingError(
             f"wrt={wrt!r} leaves nothing to train; the arrays are {', '.join(names) or 'none'}"

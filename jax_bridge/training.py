@@ -1,4 +1,4 @@
-"""Training steps that keep a model's layout: one compiled program, state donated.
+"""Training steps that keep a model's sharding: one compiled program, state donated.
 
 >>> import jax.numpy as jnp, optax
 >>> from isoshard.core.plan import Plan
@@ -13,9 +13,9 @@
 The first argument of the loss is the model: an NNX module, an Equinox module, or a pytree (Linen's
 variables). What an NNX module changes while it is called (batch statistics, random state) is kept.
 
-The state stays on the mesh that is given, whatever its axis types. The step itself is computed
-under Auto axes, so that any model runs, and no byte moves for that; a loss that is written for
-Explicit axes says so (`explicit=True`), and its values have the layouts that their types tell:
+The state remains on the mesh passed, whatever its axis types. The step itself is computed under
+Auto axes, so that any model runs, and no byte moves for that. With `explicit=True` the loss is
+traced under Explicit axes, and its values have the shardings of their types:
 
 >>> def loss(params, x):
 ...     hidden = jnp.einsum("bi,io->bo", x, params["w"], out_sharding=P("data", "model"))
@@ -58,7 +58,7 @@ from isoshard.core.traced.traced_step import TracedStep
 from isoshard.core.transfer import exchange
 
 from .activations import Constrained, constrain_activations
-from .create import born
+from .create import create_in_shards
 from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state, with_types
 from .optimizers import opt_state_layouts
 from .state_checks import check_layout, check_structure
@@ -83,23 +83,23 @@ def train_step(
     explicit: bool = False,
     uneven: Literal["error", "pad"] = "error",
 ) -> TrainStep:
-    """Make a training step for a model laid out by a plan.
+    """Make a training step for a model sharded by a plan.
 
     Args:
         loss_fn: called as `loss_fn(model, *batch)`; returns the loss, a scalar.
         tx: the optimizer.
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
             (`train_step(loss_fn, tx, plan)`) where `jax.set_mesh` has set one.
-        plan: a `Plan`, or one spec for every parameter. Activations it speaks of are constrained
-            inside the step (NNX and Linen). Where it has `inputs`, they lay out the batch,
-            whatever it was before: NumPy arrays, arrays on one device, on the mesh otherwise.
+        plan: a `Plan`, or one spec for every parameter. Activations with a rule are constrained
+            inside the step (NNX and Linen). Where it has `inputs`, the batch is sharded by them,
+            whatever it was before: NumPy arrays, arrays on one device or on the mesh.
         has_aux: whether the loss comes with anything else, as `(loss, aux)`.
         mutable: for Linen: whether it comes with new collections, as `(loss, updates)` or
             `(loss, (updates, aux))`, where `updates` is what `apply(.., mutable=..)` returned.
-        wrt: what is trained. For NNX a filter, `nnx.Param` unless given; for other models a glob
-            over the names of leaves. Not given: the collection "params" of Linen variables, and
+        wrt: what is trained. For NNX a filter, by default `nnx.Param`; for other models a glob
+            over the names of leaves, by default the collection "params" of Linen variables, and
             otherwise every array of floats.
-        donate: whether the arrays of the state given are reused for the state returned.
+        donate: whether the arrays of the state passed are reused for the state returned.
         explicit: whether the loss is written for the Explicit axes of the mesh (`out_sharding=`,
             `jax.sharding.reshard`, `jax.typeof`): it is then traced as under `jax.set_mesh(mesh)`.
             Otherwise it is traced under Auto axes, also on a mesh with Explicit ones.
@@ -110,7 +110,7 @@ def train_step(
 
     Returns:
         The step: `state = step.init(make)`, then `state, loss = step(state, *batch)`, with
-        `has_aux` `state, loss, aux`. All of it lies on the mesh, with its types.
+        `has_aux` `state, loss, aux`. All of it is on the mesh, with its types.
 
     Raises:
         ShardingError: there is no mesh, or it has no devices; `explicit` on a mesh that has no
@@ -144,7 +144,7 @@ class TrainStep:
     """A training step; made by `train_step`.
 
     Attributes:
-        constrained: the modules whose activations the plan speaks of, since the last tracing.
+        constrained: the modules whose activations the plan constrained in the last tracing.
 
     Example:
         >>> import optax
@@ -178,10 +178,10 @@ class TrainStep:
         self._marks: Callable[[list[Any]], AbstractContextManager[Any]] = nullcontext
 
     def init(self, make: Callable[..., Any], *args: Any) -> TrainState:
-        """Create the model and the optimizer's state, each array born in its shards.
+        """Create the model and the optimizer's state, each array directly in its shards.
 
         Args:
-            make: makes the model; traced, as `create_sharded` says.
+            make: creates the model; traced, as in `create_sharded`.
             *args: arguments of `make`, pytrees of arrays.
 
         Returns:
@@ -200,13 +200,13 @@ class TrainStep:
         def layouts(shapes: Any) -> Any:
             opt_state = jax.eval_shape(self._tx.init, shapes[0])
             opt_state_layouts(opt_state, shapes[0], self._mesh, self._plan)
-            return tuple(plan_state(part, self._mesh, self._plan) for part in shapes)
+            return tuple(plan_state(shape, self._mesh, self._plan) for shape in shapes)
 
-        params, rest = born(state_of, layouts, *args)
+        params, rest = create_in_shards(state_of, layouts, *args)
         return self._first(parts, params, rest)
 
     def start(self, model: Any) -> TrainState:
-        """Begin with a model that exists; it is laid out as the plan says.
+        """Begin with a model that exists; it is sharded by the plan.
 
         Args:
             model: an NNX module, an Equinox module, or a pytree of arrays. With `donate`, the first
@@ -231,16 +231,16 @@ class TrainStep:
 
         Args:
             state: the state; with `donate`, its arrays are deleted.
-            *batch: further arguments of the loss, pytrees of arrays. They are laid out as the
-                plan's `inputs` say; by a plan without them, those in host memory are replicated.
+            *batch: further arguments of the loss, pytrees of arrays. They are sharded by the
+                plan's `inputs`; by a plan without them, those in host memory are replicated.
 
         Returns:
             The next state and the loss, and with `has_aux` what came with the loss.
 
         Raises:
-            ShardingError: arrays of the state lie elsewhere than the plan says, or the loss
-                changed the structure of the model; or arrays of the batch do not fit the plan's
-                `inputs` (UnevenError: rows do not divide).
+            ShardingError: arrays of the state are not sharded by the plan, or the loss changed
+                the structure of the model; or arrays of the batch do not fit the plan's `inputs`
+                (UnevenError: rows do not divide).
         """
         if not isinstance(state.step, Tracer) and state.step.is_deleted():
             raise RuntimeError(
@@ -273,26 +273,26 @@ class TrainStep:
     def traced_step(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any = None
     ) -> TracedStep:
-        """The step as planning takes it, for another mesh, which may be over described devices.
+        """Describe the step for planning, on another mesh, which may be over described devices.
 
         Args:
-            args: the state, or the function that makes the model, and the batch; nothing is made,
-                and arrays may be shapes.
+            args: the state, or the function that creates the model, and the batch; nothing is
+                created, and arrays may be shapes.
             kwargs: none.
             mesh: the mesh.
-            plan: the plan; this step's own unless given.
+            plan: the plan; by default this step's own.
 
         Raises:
             PlanError: the plan does not fit.
         """
-        said = self._plan if plan is None else plan
-        planned = TrainStep(self._loss_fn, self._tx, mesh, said, self._options)
+        plan = self._plan if plan is None else plan
+        planned = TrainStep(self._loss_fn, self._tx, mesh, plan, self._options)
         return planned._traced_for(args, mesh, gradients=False)
 
     def unplanned_step(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: None = None
     ) -> TracedStep:
-        """As `traced_step`, to compare plans: nothing is laid out by the step's own."""
+        """As `traced_step`, to compare plans: the step's own plan is not applied."""
         planned = TrainStep(self._loss_fn, self._tx, mesh, Plan({}, default=None), self._options)
         planned._lays_out = False
         return planned._traced_for(args, mesh, gradients=True)
@@ -303,7 +303,7 @@ class TrainStep:
         return traced_train_step(self._step, state, args[1:], mesh, self._plan)
 
     def _described(self, make: Callable[..., Any]) -> TrainState:
-        """The state that `init` would make, with shapes in the place of arrays."""
+        """The state that `init` would return, with shapes instead of arrays."""
 
         def state_of() -> TrainState:
             parts, params, rest = self._split(make())
@@ -324,7 +324,7 @@ class TrainStep:
             warn_unused(self._plan, named_boxes(params), named_boxes(rest), slots=slots)
             return opt_state_layouts(shapes, params, self._mesh, self._plan)
 
-        opt_state = born(self._tx.init, layouts, params)
+        opt_state = create_in_shards(self._tx.init, layouts, params)
         count = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self._mesh, P()))
         return TrainState(count, params, rest, opt_state, parts)
 
@@ -346,7 +346,7 @@ class TrainStep:
         return program
 
     def _step(self, state: TrainState, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        import optax  # which whoever made `tx` has imported
+        import optax  # the caller has imported it to make `tx`
 
         self._traced += 1
         state = dataclasses.replace(state, params=jax.tree.map(to_device, state.params))
@@ -364,15 +364,15 @@ class TrainStep:
                 layouts = plan_state(state.params, self._auto, self._plan)
                 layouts = jax.tree.map(on_device, layouts)
                 grads = jax.tree.map(constrain, grads, layouts)
-            held = to_device_after(state.opt_state, grads)
-            updates, opt_state = self._tx.update(grads, held, state.params)
+            moments = to_device_after(state.opt_state, grads)
+            updates, opt_state = self._tx.update(grads, moments, state.params)
             params = optax.apply_updates(state.params, updates)
             return TrainState(state.step + 1, params, rest, opt_state, state.parts)
 
         return on_auto_axes(updated)(state, grads, rest), on_auto(loss), aux
 
     def _typed(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        """In a program of the caller a result has its layout by its type alone."""
+        """Results typed by their shardings: while the caller traces, only types carry them."""
         if not is_typed(self._mesh) or not isinstance(result[1], Tracer):
             return result
         mesh = self._mesh.abstract_mesh
@@ -388,9 +388,9 @@ class TrainStep:
             constrain_activations(mesh, self._plan, *models) as self.constrained,
             self._marks(models),
         ):
-            found = self._loss_fn(model, *batch)
+            result = self._loss_fn(model, *batch)
         has_aux, mutable = self._options["has_aux"], self._options["mutable"]
-        loss, updates, aux = split_result(found, has_aux=has_aux, mutable=mutable)
+        loss, updates, aux = split_result(result, has_aux=has_aux, mutable=mutable)
         if state.parts.is_nnx:
             return loss, (self._split(model)[2], aux)
         return loss, ({**state.rest, **updates} if mutable else state.rest, aux)

@@ -15,7 +15,7 @@ from isoshard.core.kit import CodedError, CodedWarning, ShardingError
 
 
 class AnnotationError(ShardingError, code="ISO007"):
-    """An annotation says what no NamedSharding can, or contradicts itself or its graph.
+    """An annotation is no NamedSharding, or contradicts itself or its graph.
 
     Args:
         reason: what is wrong, what is possible, how to fix it.
@@ -53,7 +53,7 @@ class AnnotationError(ShardingError, code="ISO007"):
         super().__init__(f"{where}: {reason}" if where else reason)
 
     def at(self, node: str | None = None, tensor: str | None = None) -> AnnotationError:
-        """The same error with the place that a caller knows.
+        """The same error with the node, tensor or axis of the caller.
 
         Args:
             node: name of the node; kept as it is if the error has one.

@@ -55,7 +55,7 @@ class OnnxModels(Framework):
         return annotate(x, mesh, spec)
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
-        """The shapes and dtypes of the parameters, by the names that plans know."""
+        """The shapes and dtypes of the parameters, by their names in plans."""
         return named_leaves(Graph(x))
 
     def traced_step(
@@ -65,7 +65,7 @@ class OnnxModels(Framework):
         return traced_onnx_step(step, args, kwargs, mesh, plan)
 
     def sharding_of(self, x: Any) -> dict[str, NamedSharding]:
-        """The layout of each parameter by the name that plans know, in the first stage it is in."""
+        """The sharding of each parameter by its name in plans, in the first stage it is in."""
         read = layout(x)
         shardings: dict[str, NamedSharding] = {}
         for tensor, parameter in parameters(read.graph).items():
@@ -75,7 +75,7 @@ class OnnxModels(Framework):
 
 
 def _of_weight(sharding: NamedSharding, axes: tuple[int | None, ...]) -> NamedSharding:
-    """The layout of a weight whose axes stand in another order in the tensor."""
+    """The sharding of a weight whose axes are in another order in the tensor."""
     entries = [*sharding.spec, *[None] * (len(axes) - len(sharding.spec))]
     turned = P(*(entries[axes.index(axis)] for axis in range(len(axes))))
     return named_sharding(turned, mesh_of(sharding), len(axes))

@@ -64,7 +64,8 @@ def traced_onnx_step(
     tensors, inputs = sort(graph), Inputs(graph)
     program = Program(model_layout, model_layout.stages[0], tensors.constants, MAX_BYTES)
     parameters, tables = stage_tensors(program, tensors)
-    bound = inputs.known if not args and not kwargs and inputs.known else inputs.bind(args, kwargs)
+    structs = None if args or kwargs else inputs.structs
+    bound = inputs.bind(args, kwargs) if structs is None else structs
     structs = {
         name: jax.ShapeDtypeStruct(
             struct.shape, struct.dtype, sharding=model_layout.inputs.get(name)

@@ -46,6 +46,7 @@ from isoshard.core.kit import Role, TracedStep, names_of, path_name, traced_jax_
 from isoshard.jax_bridge.kit import (
     called_by,
     constrain_activations,
+    has_activations,
     is_nnx,
     is_random_state,
     is_variable,
@@ -53,7 +54,6 @@ from isoshard.jax_bridge.kit import (
     join_parts,
     named_boxes,
     of_classes,
-    plan_speaks,
     split,
 )
 
@@ -104,7 +104,7 @@ def traced_flax_step(
         call = inspect.signature(function).bind(*args, **kwargs)
         call.arguments.update(new | arguments)
         with contextlib.ExitStack() as stack:
-            if plan_speaks(plan) and models:
+            if has_activations(plan) and models:
                 stack.enter_context(constrain_activations(mesh, plan, *models))
             stack.enter_context(marked_modules(models, gradients=plan is None))
             result = function(*call.args, **call.kwargs)

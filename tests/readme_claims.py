@@ -55,7 +55,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/torch_bridge/interop/test_calling_jax.py::"
         "test_gradients_through_torch_and_jax_in_one_program",
     ),
-    "captures a whole step": (
+    "captures a complete step": (
         f"{_COMPILE}test_a_step_on_a_mesh_is_one_program_and_keeps_layouts",
         "tests/torch_bridge/test_tensor.py::test_a_module_moves_and_keeps_its_parameters",
     ),
@@ -215,7 +215,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/domain/points/test_neighbors.py::test_a_point_on_a_query_and_second_derivatives",
         "tests/domain/attention/test_ring_attention.py::test_zigzag_order_without_balance",
     ),
-    "| JAX | nothing between": (
+    "| JAX | no layer in between": (
         "tests/core/plan/test_plan.py::test_one_plan_serves_torch_and_flax_names",
         f"{_PLACE}TestTrees::test_all_faults_at_once_and_nothing_done",
     ),

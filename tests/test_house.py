@@ -474,14 +474,23 @@ ROOMS_TO_RENAME: dict[str, int] = {
 }
 """Room -> identifiers that still have a word of the dialect; no room gets a new one."""
 
+KEPT = {
+    "onnx_bridge/executor/operators/registry.py": {"known"},
+    "onnx_bridge/exporting/torch_export.py": {"twin"},
+    "torch_xla_bridge/session/syncfree.py": {"found_inf"},
+}
+"""Parameters of public functions, and what torch calls `found_inf`."""
+
 
 def _dialect() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for house in HOUSES:
         for name, path in _ours(house):
-            room = "/".join(path.relative_to(ROOT).with_suffix("").parts[:2])
-            found.setdefault(room, []).extend(
-                f"{path.relative_to(ROOT)}: {one}" for one in dialect.in_identifiers(trees()[name])
+            file = path.relative_to(ROOT)
+            found.setdefault("/".join(file.with_suffix("").parts[:2]), []).extend(
+                f"{file}: {word}"
+                for word in dialect.in_identifiers(trees()[name])
+                if word.partition(": ")[2] not in KEPT.get(file.as_posix(), ())
             )
     return found
 
@@ -527,9 +536,9 @@ def test_messages_have_the_fields_words():
 
 def test_pages_have_the_fields_words():
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    wrong = [one for page in pages for one in dialect.in_page(page)]
-    assert len(wrong) <= PAGES_TO_WRITE, wrong
-    assert len(wrong) == PAGES_TO_WRITE, "lower PAGES_TO_WRITE"
+    wrong = [phrase for page in pages for phrase in dialect.in_page(page)]
+    # the glossary lists words that are not used
+    assert [phrase for phrase in wrong if not phrase.startswith("glossary.md:")] == []
 
 
 def test_words_are_found(tmp_path):

@@ -57,7 +57,7 @@ def register() -> None:
         setattr(owner, name, _indexed(getattr(owner, name)))
     _rename_autocast()
     _rename_backend()
-    WELCOMING.update(f"aten::{name}.Tensor" for name in _BESIDE_CPU)
+    WELCOMING.update(f"aten::{name}.Tensor" for name in _WITH_CPU_OPERAND)
     _take_float_classes()
     global_tensors.install()
     after_import("torch.distributed.tensor", _from_local)
@@ -65,7 +65,7 @@ def register() -> None:
     naming.use("xla")
 
 
-_BESIDE_CPU = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
+_WITH_CPU_OPERAND = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge")
 _WITH_DEVICE = (
     (torch.Tensor, "to"),
     (torch, "tensor"),
@@ -95,13 +95,13 @@ def _is_bare(value: Any) -> bool:
 
 
 def _rename_autocast() -> None:
-    """Autocast goes by the dispatch key that our tensors carry, which is named `jax`."""
+    """Rename `xla` to `jax` in calls of autocast, whose dispatch key is `jax` for our tensors."""
     threads = _Threads(SET_AUTOCAST_DTYPE.found())
     for owner, name in _BY_AUTOCAST:
         setattr(owner, name, _renamed(getattr(owner, name), threads))
 
 
-# Checkpointing asks the last four what to restore when it computes again.
+# Activation checkpointing reads the last four to restore them when it computes again.
 _BY_AUTOCAST = (
     (torch.autocast, "__init__"),
     (torch, "is_autocast_enabled"),
@@ -123,7 +123,7 @@ class _Threads(threading.local):
         set_dtype("jax", torch.bfloat16)
 
     def begin(self) -> None:
-        """Say that this thread uses autocast."""
+        """Called where a thread uses autocast; the class sets its dtype at the first access."""
 
 
 def _renamed(function: Callable[..., Any], threads: _Threads) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ def _renamed(function: Callable[..., Any], threads: _Threads) -> Callable[..., A
 
 
 def _rename_backend() -> None:
-    """torch's own `openxla` backends call functions of torch_xla that there are not here."""
+    """Replace torch's own `openxla` backends: they call functions that only torch_xla has."""
     original = torch.compile
 
     @functools.wraps(original)
@@ -155,7 +155,7 @@ def _rename_backend() -> None:
 
 
 def _take_float_classes() -> None:
-    """`nll_loss` and `cross_entropy` take integers of any dtype for classes."""
+    """Let `nll_loss` and `cross_entropy` take classes of floating dtypes."""
     aten = torch.ops.aten
     for func, position in (
         (aten.nll_loss_forward.default, 1),
@@ -167,7 +167,7 @@ def _take_float_classes() -> None:
 
 
 def _with_classes(func: OpOverload, position: int) -> dispatch.Handler:
-    """The handler of an operator, with integers in the place of floats for its classes."""
+    """The handler of an operator, with its classes as integers instead of floats."""
     handle = dispatch.functional_handler(func)
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -180,9 +180,10 @@ def _with_classes(func: OpOverload, position: int) -> dispatch.Handler:
 
 
 def _from_local() -> None:
-    """`DTensor.from_local` over a mesh of device type `xla` lays its tensor out, as torch_xla's.
+    """Make `DTensor.from_local` over a mesh of device type `xla` shard its tensor, as torch_xla's.
 
-    The tensor is the whole, as `to_local` gives it. Pieces of a manual region make a whole.
+    The tensor is the global one, as `to_local` returns it. In a manual region it is the local
+    shard.
     """
     from torch.distributed.tensor import DTensor
 
@@ -194,8 +195,8 @@ def _from_local() -> None:
     ) -> Any:
         if getattr(device_mesh, "device_type", None) not in naming.OURS:
             return original(local_tensor, device_mesh, *args, **kwargs)
-        is_whole = isinstance(local_tensor, torch.Tensor)
-        if not is_whole or getattr(local_tensor, "sharding_type", None) == ShardingType.MANUAL:
+        is_tensor = isinstance(local_tensor, torch.Tensor)
+        if not is_tensor or getattr(local_tensor, "sharding_type", None) == ShardingType.MANUAL:
             return XLAShardedTensor.from_local(local_tensor, device_mesh, *args, **kwargs)
         placements = args[0] if args else kwargs.get("placements")
         return XLAShardedTensor(local_tensor.to("jax"), device_mesh, placements)
@@ -208,7 +209,7 @@ def _with_xla(devices: Callable[[], list[str]]) -> Callable[[], list[str]]:
 
 
 def _on_jax(original: Any) -> Any:
-    """The tensors that dynamo traces with would end the process if they said `xla`."""
+    """Keep dynamo's fake tensors on `jax`: on `xla` they would end the process."""
 
     @functools.wraps(original)
     def __new__(cls: Any, fake_mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:

@@ -169,8 +169,8 @@ class RingDevice:
         """The block of queries (0) or of keys (1) with 0 for padding, which may be anything."""
         if line.sizes is None:
             return x
-        places = self.blocks[which] * x.shape[1] + jnp.arange(x.shape[1])
-        return jnp.where(line.valid(places)[:, None, None], x, 0)
+        positions = self.blocks[which] * x.shape[1] + jnp.arange(x.shape[1])
+        return jnp.where(line.valid(positions)[:, None, None], x, 0)
 
     def grouped_rows(self, x: jax.Array) -> jax.Array:
         """[batch, heads, queries] as [batch, key heads, group, queries], with 0 for padding."""

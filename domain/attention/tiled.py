@@ -68,9 +68,9 @@ def start(q: jax.Array, width: int) -> RunningSoftmax:
 
 def finish(running: RunningSoftmax) -> tuple[jax.Array, jax.Array]:
     """The result, and the logarithms of the sums; 0 and minus infinity for rows that saw no key."""
-    seen = running.total > 0
-    total = jnp.where(seen, running.total, 1)
-    log = jnp.where(seen, running.top + jnp.log(total), -jnp.inf)
+    has_keys = running.total > 0
+    total = jnp.where(has_keys, running.total, 1)
+    log = jnp.where(has_keys, running.top + jnp.log(total), -jnp.inf)
     return running.weighted / columns_of(total), log
 
 
@@ -98,7 +98,7 @@ def attend(
                 keep_mask = visibility.keep_mask(rows, columns)
                 return _more(state, scores, columns.slice(v, 1), keep_mask, visibility.setup.rate)
 
-            return _if_seen(bounds, more, state)
+            return _if_visible(bounds, more, state)
 
         state = jax.lax.fori_loop(0, spans(keys, tile)[0], by_columns, state)
         return RunningSoftmax(
@@ -162,7 +162,7 @@ def gradients(
                     rows.add(state.q, grads[0], 1), state.k + grads[1], state.v + grads[2], mask
                 )
 
-            return _if_seen(bounds, more, state)
+            return _if_visible(bounds, more, state)
 
         dtype = so_far.q.dtype
         begin = state._replace(k=jnp.zeros(tile_k.shape, dtype), v=jnp.zeros(tile_v.shape, dtype))
@@ -176,7 +176,7 @@ def gradients(
     return jax.lax.fori_loop(first, end, by_columns, so_far)
 
 
-def _if_seen(bounds, more: Callable, else_):
+def _if_visible(bounds, more: Callable, else_):
     """Compute a tile only if some query of it sees some key of it."""
     if bounds is None:
         return more()

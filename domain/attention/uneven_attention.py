@@ -91,11 +91,13 @@ def _setup(static: Attention, q: Any, k: Any, v: Any, mask: Any) -> Setup | None
     axes = [_axes(x) for x in (q, k, v)]
     if not axes[0] or axes[0] != axes[1] or axes[1] != axes[2] or isinstance(mask, UnevenArray):
         return None
-    sizes = [own for x in (q, k, v) if (own := _sizes(x)) is not None]
+    sizes = [axis_sizes for x in (q, k, v) if (axis_sizes := _sizes(x)) is not None]
     if len(sizes) < 3 or sizes[1] != sizes[2]:
         return None
     pairs = zip((q, k), sizes[:2], strict=True)
-    lines = [Positions(x.array.shape[-2], len(own), sizes=own) for x, own in pairs]
+    lines = [
+        Positions(x.array.shape[-2], len(axis_sizes), sizes=axis_sizes) for x, axis_sizes in pairs
+    ]
     return Setup(
         mesh=q.layout.mesh,
         ring=axes[0],

@@ -60,7 +60,7 @@ def _transposed(cotangent: Any, x: Any, *, op: FourierOp) -> list[Any]:
     (axis,) = op.axes
     shape = x.aval.shape
     if op.kind == "rfft":
-        widths = [(0, have - got) for have, got in zip(shape, cotangent.shape, strict=True)]
+        widths = [(0, have - size) for have, size in zip(shape, cotangent.shape, strict=True)]
         return [_bound(jnp.pad(cotangent, widths), FourierOp("fft", (axis,))).real]
     half = _bound(cotangent, FourierOp("rfft", (axis,)))
     # All but the first and, of an even length, the last represent two of the full spectrum.

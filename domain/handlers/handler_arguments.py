@@ -96,7 +96,7 @@ def read(
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
     paths = paths_of(structure)
     specs_by_argument = {} if mesh is None else _specs_by_argument(paths, specs, name)
-    grid = as_mesh(mesh, abstract=True) if mesh is not None else _one_mesh(paths, leaves, name)
+    grid = as_mesh(mesh, abstract=True) if mesh is not None else _common_mesh(paths, leaves, name)
     errors: list[str] = []
     frames, arrays = [], []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -152,7 +152,7 @@ _UNDECLARED = object()
 
 def _layout(leaf: Any, mesh: Mesh | None, spec: Any, where: str, name: str, errors: Any) -> Any:
     array = padded_of(leaf)
-    sharding = _own_sharding(leaf)
+    sharding = _sharding_of(leaf)
     if spec is not _UNDECLARED and mesh is not None:
         declared = named_sharding(spec, mesh, array.ndim, name=f"{name}: {where}")
         if isinstance(sharding, NamedSharding) and not (
@@ -198,11 +198,11 @@ def _layout_on(leaf: Any, sharding: NamedSharding, name: str, where: str) -> Arr
 _UNCOMMITTED: Any = object()  # the sharding of an uncommitted array
 
 
-def _own_sharding(leaf: Any) -> Any:
+def _sharding_of(leaf: Any) -> Any:
     """The sharding of an array; None if it is unknown."""
     if is_uneven(leaf) and leaf.layout is not None:
-        is_known = P.UNCONSTRAINED not in entries_of(leaf.layout.spec)  # inside `lift`
-        return leaf.layout if is_known else None
+        is_constrained = P.UNCONSTRAINED not in entries_of(leaf.layout.spec)  # inside `lift`
+        return leaf.layout if is_constrained else None
     array = padded_of(leaf)
     if isinstance(array, Tracer):
         value = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
@@ -215,10 +215,10 @@ def _own_sharding(leaf: Any) -> Any:
     return array.sharding if named or array.committed else _UNCOMMITTED
 
 
-def _one_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Any:
+def _common_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Any:
     meshes: dict[Any, list[str]] = {}
     for path, leaf in zip(paths, leaves, strict=True):
-        sharding = _own_sharding(leaf) if _is_array(leaf) else None
+        sharding = _sharding_of(leaf) if _is_array(leaf) else None
         if isinstance(sharding, NamedSharding):
             meshes.setdefault(sharding.mesh, []).append(describe_path(path))
     if len(meshes) > 1:

@@ -161,7 +161,7 @@ class Verbs:
 
 
 def _extreme(x: Any, axes: tuple[str, ...], op: str) -> Any:
-    """The greatest or least; JAX knows no derivative of `pmax` and `pmin`."""
+    """The maximum or minimum over devices; `pmax` and `pmin` have no derivative in JAX."""
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return _differentiable(axes, op, x)

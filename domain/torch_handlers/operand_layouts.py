@@ -33,14 +33,14 @@ from isoshard.domain.handlers.handler_arguments import Path, describe_path, repl
 from isoshard.torch_bridge.kit import ArrayLike, layout_numbers, lazy_tensor, marks
 from isoshard.torch_bridge.kit import tape as tapes
 
-KnownLayout = NamedSharding | BlockLayout | None  # None: replicated
+OperandLayout = NamedSharding | BlockLayout | None  # None: replicated
 
 
 def read_layouts(
     paths: Sequence[Path], tensors: Sequence[torch.Tensor], name: str
 ) -> tuple[list[ArrayLayout], Mesh | None]:
     """Find the shardings of tensors, computing those without one."""
-    layouts = [_known_layout(tensor) for tensor in tensors]
+    layouts = [_operand_layout(tensor) for tensor in tensors]
     unknown = [n for n, layout in enumerate(layouts) if layout is _UNKNOWN]
     if unknown:
         _check_readable([(paths[n], tensors[n]) for n in unknown], name)
@@ -68,8 +68,8 @@ def read_layouts(
 _UNKNOWN: Any = object()
 
 
-def _known_layout(tensor: torch.Tensor) -> KnownLayout:
-    """The sharding of a tensor; `_UNKNOWN` if no caller has declared."""
+def _operand_layout(tensor: torch.Tensor) -> OperandLayout:
+    """The sharding of a tensor; `_UNKNOWN` if the partitioner has yet to choose it."""
     if not isinstance(tensor, lazy_tensor.LazyTensor):
         return None
     value = tensor._storage.value
@@ -114,7 +114,7 @@ def typed_mesh(tensors: Sequence[torch.Tensor]) -> Mesh | None:
     return None
 
 
-def _placed(index: int) -> KnownLayout:
+def _placed(index: int) -> OperandLayout:
     if index == layout_numbers.UNPLACED:
         return None
     layout = layout_numbers.layout(index)
@@ -150,7 +150,7 @@ def _sharding(layout: NamedSharding | BlockLayout) -> NamedSharding:
 
 
 @cached(1024)
-def _layout(shape: tuple[int, ...], layout: KnownLayout, mesh: Mesh | None) -> ArrayLayout:
+def _layout(shape: tuple[int, ...], layout: OperandLayout, mesh: Mesh | None) -> ArrayLayout:
     if layout is None or mesh is None:
         return replicated_layout(shape, mesh)
     entries = (*entries_of(_sharding(layout).spec), *[None] * len(shape))[: len(shape)]

@@ -35,13 +35,13 @@ class ArgumentErrors:
 
     def per_axis(self, name: str, value: Any, axes: int, *, least: int) -> tuple[int, ...]:
         """Read a number, or one for each axis."""
-        numbers = (value,) * axes if is_integer(value) else value
+        values = (value,) * axes if is_integer(value) else value
         if (
-            isinstance(numbers, Sequence)
-            and len(numbers) == axes
-            and all(is_integer(n) and n >= least for n in numbers)
+            isinstance(values, Sequence)
+            and len(values) == axes
+            and all(is_integer(n) and n >= least for n in values)
         ):
-            return tuple(map(int, numbers))
+            return tuple(map(int, values))
         self.messages.append(f"{name} {value!r} is no integer from {least} up, or {axes} of them")
         return (least,) * axes
 

@@ -155,7 +155,7 @@ class InRanks:
         """All is in its place already."""
 
     def step(self, rows: torch.Tensor, in_torch: bool) -> float:
-        """Train on this rank's rows; the loss of the whole batch."""
+        """Train on this rank's rows; the loss of the global batch."""
         rows = rows.to(self.device)
         return self.by_torch(rows) if in_torch else self.by_jax(rows)
 
@@ -204,7 +204,7 @@ class InJax:
         tp: how many devices share each layer; the others share the batch.
     """
 
-    part = (0, 1)  # every process names the whole batch, and places what its devices hold
+    part = (0, 1)  # every process has the global batch, and places its devices' shards
 
     def __init__(self, tp: int) -> None:
         """Fresh; `fill` takes what a checkpoint has."""
@@ -232,7 +232,7 @@ class InJax:
         self.params, self.opt_state = tree["model"], tree["optimizer"]
 
     def step(self, rows: torch.Tensor, in_torch: bool) -> float:
-        """Train on the rows of the whole batch."""
+        """Train on the rows of the global batch."""
         batch = iso.shard(rows.numpy(), self.mesh, P("dp"))
         self.params, self.opt_state, loss = self.compiled(
             self.params, self.opt_state, self.buffers, batch

@@ -31,7 +31,7 @@ def train(problem: Problem, data: Data, place: Place, steps: int | None = None) 
     Args:
         problem: what is learned.
         data: of it.
-        place: where the fields lie; parameters are whole on every device.
+        place: the sharding of the fields; parameters are replicated.
         steps: how many; by default the problem's.
 
     Returns:

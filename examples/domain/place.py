@@ -1,4 +1,4 @@
-"""Where a field lies: batches over one axis of the mesh, the first axis of space over the other.
+"""Shardings of fields: the batch over one axis of the mesh, the first axis of space over the other.
 
 >>> place = Place(iso.make_mesh((2, 4), ("data", "space")))
 >>> place.put(np.zeros((4, 1, 16, 6), np.float32)).sharding.spec
@@ -27,7 +27,7 @@ TOKENS = P("data", "space")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A mesh, and how its shards of space are cut.
+    """A mesh, and the sizes of its shards of space.
 
     Attributes:
         mesh: with the axes "data" and "space".
@@ -38,7 +38,7 @@ class Place:
     sizes: tuple[int, ...] | None = None
 
     def put(self, field: Any) -> Any:
-        """Lay a batch of fields out.
+        """Shard a batch of fields.
 
         Args:
             field: [batch, channels, *space], a NumPy array or a torch tensor.
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return self.mesh.size
 
 

@@ -89,7 +89,7 @@ def unet(params: Params, x: Any, place: Place) -> Any:
         place: how it lies.
 
     Returns:
-        The same kind of array, laid out as `x`.
+        The same kind of array, sharded as `x`.
     """
     how = {"mesh": place.mesh, "spec": FIELD}
 

@@ -146,20 +146,20 @@ def _proto(graph: Graph, tensor: str, spec: Any, over: NumberedMesh) -> onnx.Sha
 
 
 def _entries(spec: Any, tensor: str) -> int:
-    """How many axes a spec speaks of, for a tensor of unknown rank."""
+    """The number of axes that a spec covers, for a tensor of unknown rank."""
     if spec is None:
         return 0
     try:
         return len(spec)
     except TypeError:
         raise AnnotationError(
-            f"its rank is unknown, and {spec!r} does not say it; give the value a shape",
+            f"its rank is unknown, and {spec!r} does not determine it; give the value a shape",
             tensor=tensor,
         ) from None
 
 
 def _clear(model: onnx.ModelProto, config: str) -> None:
-    """Drop what an earlier annotation of this name said."""
+    """Drop an earlier annotation of this name."""
     for configuration in [proto for proto in model.configuration if proto.name == config]:
         model.configuration.remove(configuration)
     for node in model.graph.node:

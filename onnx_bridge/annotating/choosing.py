@@ -127,12 +127,12 @@ def _unknown(graph: Graph, name: str) -> str:
 
 
 def _turned(spec: Any, origin: Origin) -> Any:
-    """A spec of a weight for a tensor whose axes stand in another order."""
+    """A weight's spec for a tensor whose axes are in another order."""
     if spec is None or list(origin.axes) == list(range(len(origin.axes))):
         return spec
     if not isinstance(spec, P | tuple | list):
         raise AnnotationError(
-            f"{spec!r} is for the weight {origin.parameter!r}, whose axes stand in another order "
+            f"{spec!r} is for the weight {origin.parameter!r}, whose axes are in another order "
             "here; write it as a P(..)",
         )
     return P(*origin.spec(tuple(spec)))

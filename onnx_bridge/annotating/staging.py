@@ -90,7 +90,7 @@ def _by_pattern(graph: Graph, stages: Mapping[str, int]) -> dict[int, int | None
         stage_of[node.index] = stages[fitting[0]] if fitting else None
     if unused:
         raise AnnotationError(
-            f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no node or module "
-            f"is called so; nodes are {listed([repr(node.name) for node in graph.nodes], 8)}"
+            f"stages has {', '.join(map(repr, sorted(unused)))}, which match no node or module; "
+            f"nodes are {listed([repr(node.name) for node in graph.nodes], 8)}"
         )
     return stage_of

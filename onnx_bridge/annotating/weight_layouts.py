@@ -60,7 +60,7 @@ def modules_around(node: Node) -> tuple[str, ...]:
 
 
 def has_rule(leaf: ResolvedLeaf) -> bool:
-    """Whether a file says how a weight is sharded.
+    """Whether a file declares the sharding of a weight.
 
     Returns:
         False for a weight that is not split because no rule names it: that is what an unannotated
@@ -70,7 +70,7 @@ def has_rule(leaf: ResolvedLeaf) -> bool:
 
 
 def ruled_specs(resolved: ResolvedPlan) -> dict[str, P]:
-    """The specs of the weights of which a file says how they are sharded."""
+    """The specs of the weights whose sharding a file declares."""
     return {leaf.name: leaf.sharding.spec for leaf in resolved.leaves if has_rule(leaf)}
 
 
@@ -155,9 +155,9 @@ def of_activations(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
         raise ShardingError("\n".join(["the plan's activations do not fit:", *errors]))
     if unmatched:
         warnings.warn(
-            "the plan leaves axes of these values to the compiler, which a file cannot say, so "
-            f"nothing is written of them: {', '.join(unmatched)}. Name every axis, or None, to "
-            "have them in the file",
+            "the plan leaves axes of these values to the compiler, which a file cannot express, so "
+            f"they get no spec: {', '.join(unmatched)}. Name every axis, or None, to have them in "
+            "the file",
             AnnotationWarning,
             stacklevel=3,
         )

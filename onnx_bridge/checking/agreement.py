@@ -56,9 +56,6 @@ def agree(
         inputs: per input, its layout; None for one that is on every device, whole.
         annotated: numbers of the inputs whose layout the node itself says. One of which it says
             nothing and that arrives whole can be cut where it is: that is told, and goes on.
-
-    Returns:
-        What follows.
     """
     outcome = Outcome([], [], {}, [None] * len(factors.outputs))
     counts, loose = _counts(factors, inputs, annotated, outcome)
@@ -66,17 +63,17 @@ def agree(
         return outcome
     tiles, torn = _tiles(factors, inputs, counts, loose)
     order = sorted(counts)
-    tiles_seen = {tuple(tile.get(name, 0) for name in order) for tile in tiles.values()}
-    if len(tiles_seen) < math.prod(counts.values()) or not tiles:
+    distinct_tiles = {tuple(tile.get(name, 0) for name in order) for tile in tiles.values()}
+    if len(distinct_tiles) < math.prod(counts.values()) or not tiles:
         outcome.errors.append(
-            ("devices", None, None, _missing(factors, inputs, counts, tiles_seen))
+            ("devices", None, None, _missing(factors, inputs, counts, distinct_tiles))
         )
         return outcome
     if torn:
         message = (
-            f"device {torn[0]} holds shards that do not go together"
+            f"device {torn[0]} has shards that do not go together"
             f"{f', as do {len(torn) - 1} more' if len(torn) > 1 else ''}: axes that go together "
-            "have to be split alike"
+            "have to be split the same way"
         )
         outcome.errors.append(("devices", None, None, message))
         return outcome
@@ -140,7 +137,7 @@ def _tiles(
     counts: dict[str, int],
     loose: set[tuple[int, int]],
 ) -> tuple[dict[int, Tile], list[int]]:
-    """By device, the tile of every factor; and devices whose shards do not meet."""
+    """By device, the tile of every factor; and devices whose shards do not match."""
     placed = [
         ([None if (index, at) in loose else name for at, name in enumerate(axes)], placement)
         for index, (axes, placement) in enumerate(zip(factors.inputs, inputs, strict=True))
@@ -192,16 +189,16 @@ def _missing(
             strict=False,
         )
     )
-    parts_of_message = []
+    messages = []
     for index, (axes, placement) in enumerate(zip(factors.inputs, inputs, strict=True)):
         if placement is None or not axes:
             continue
         block = tuple(lost.get(name or "", 0) for name in axes)
-        holders = sorted(
+        devices = sorted(
             device
             for device, at in placement.holds.items()
             if all(name not in counts or a == b for name, a, b in zip(axes, at, block, strict=True))
         )
-        shown = ", ".join(map(str, holders[:8])) + (", .." if len(holders) > 8 else "")
-        parts_of_message.append(f"block {block} of input {index} is on {shown or 'none'}")
-    return f"no device has all that goes together: {'; '.join(parts_of_message)}"
+        shown = ", ".join(map(str, devices[:8])) + (", .." if len(devices) > 8 else "")
+        messages.append(f"block {block} of input {index} is on {shown or 'none'}")
+    return f"no device has all that goes together: {'; '.join(messages)}"

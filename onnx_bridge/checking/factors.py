@@ -1,7 +1,7 @@
-"""Factors: what an operator makes of the axes of its inputs.
+"""Factors: the axes that an operator's inputs and outputs share, as an einsum's letters.
 
-`C = A @ B` has three: m, k and n. A's axes are (m, k), B's (k, n), C's (m, n). Whatever splits a
-factor splits every tensor that has it, alike; and one that no output has is summed over.
+`C = A @ B` has three: m, k and n. A's axes are (m, k), B's (k, n), C's (m, n). A factor is split
+the same way in every tensor that has it; one that no output has is summed over.
 
 >>> product = Factors((("m", "k"), ("k", "n")), (("m", "n"),), FORMALISM)
 >>> sorted(product.combined)
@@ -30,15 +30,15 @@ Axes = tuple[str | None, ...]
 Dims = tuple[int | str | None, ...]
 
 _SMALL = 4096
-_WHOLE = (TensorProto.INT64, TensorProto.INT32)
+_INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
 class Unfit(ValueError):
-    """What a rule needs is computed, or not as the operator asks: the message says which."""
+    """A rule does not apply to a node: what it needs is computed, or malformed."""
 
 
 class NoShape(Unfit):
-    """What a rule needs is a shape that is not known."""
+    """A rule needs a shape that is unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Factors:
 
     Attributes:
         inputs: per input, the factor of each axis; None for an axis of size 1 that is broadcast,
-            and instead of the axes for an input that may are sharded as it likes.
+            and instead of the axes for an input that may have any sharding.
         outputs: likewise; None for an output that does not follow from the inputs.
-        basis: who says so, `FORMALISM` or `EXTENSION`.
+        basis: where the rule comes from, `FORMALISM` (the proposal) or `EXTENSION` (ours).
         unsplit: factors that have to be on one device: a split is undone before.
         inside: factors of an output that take part in a sum or a window: a split stays, and
             devices exchange partial results.
@@ -65,7 +65,7 @@ class Factors:
 
     @property
     def combined(self) -> frozenset[str]:
-        """Factors along which partial results meet: summed away, or `inside`."""
+        """Factors along which devices have partial results: summed over, or `inside`."""
         in_outputs = {factor for axes in self.outputs for factor in axes or ()}
         had = {factor for axes in self.inputs for factor in axes or () if factor}
         return frozenset(had - in_outputs - self.unsplit) | self.inside
@@ -87,11 +87,11 @@ class Site:
 
     def shape(self, index: int) -> Dims:
         """The shape of an input; `NoShape` if its rank is not known, or there is no such input."""
-        return _known_shape(self.inputs, index, "input")
+        return _shape_at(self.inputs, index, "input")
 
     def result(self, index: int) -> Dims:
         """The shape of an output; `NoShape` likewise."""
-        return _known_shape(self.outputs, index, "output")
+        return _shape_at(self.outputs, index, "output")
 
     def int_attribute(self, name: str, default: int) -> int:
         """An integer among the attributes, or its default; `Unfit` if it is none."""
@@ -143,19 +143,19 @@ class Site:
                 return np.asarray(Site(self.graph, maker).int_list("value_ints"), np.int64)
         if not isinstance(tensor, TensorProto) or is_external(tensor) or error_of(tensor):
             return None
-        if math.prod(tensor.dims) > _SMALL or tensor.data_type not in _WHOLE:
+        if math.prod(tensor.dims) > _SMALL or tensor.data_type not in _INTEGERS:
             return None
         return numpy_helper.to_array(tensor)
 
     def axes(self, index: int, rank: int) -> list[int]:
-        """Axes that an attribute or input tells, counted from 0; `Unfit` if they are computed."""
+        """Axes of an attribute or input, counted from 0; `Unfit` if they are computed."""
         attribute = self.int_list("axes")
         if attribute is None and self.has(index):
             attribute = self.constant(index)
         return [self.within(axis, rank) for axis in attribute or ()]
 
 
-def _known_shape(shapes: Sequence[Dims | None], index: int, role: str) -> Dims:
+def _shape_at(shapes: Sequence[Dims | None], index: int, role: str) -> Dims:
     shape = shapes[index] if index < len(shapes) else None
     if shape is None:
         raise NoShape(f"the rank of its {role} {index} is not known")

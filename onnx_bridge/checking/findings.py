@@ -1,4 +1,4 @@
-"""Findings: what a check has to say, and the rules it can say it by.
+"""Findings of a check, and the table of its rules.
 
 >>> finding = Finding("structure.axis-range", "w has rank 2", node="up", tensor="w", axis=7)
 >>> print(finding)
@@ -36,7 +36,7 @@ RULES: dict[str, FindingRule] = {
     "structure.configuration-name": FindingRule("error", "a configuration without a name"),
     "structure.configuration-twice": FindingRule("error", "two configurations of one name"),
     "structure.configuration-unused": FindingRule("warning", "no node is annotated for it"),
-    "structure.num-devices": FindingRule("error", "a configuration for no devices, or unsaid"),
+    "structure.num-devices": FindingRule("error", "a configuration without a number of devices"),
     "structure.device-names": FindingRule("error", "not one device name per device"),
     "structure.configuration-id": FindingRule("error", "a node's entry names no configuration"),
     "structure.configuration-unknown": FindingRule("error", "a configuration that is not there"),
@@ -50,27 +50,27 @@ RULES: dict[str, FindingRule] = {
     "structure.axis-range": FindingRule("error", "an axis that the tensor does not have"),
     "structure.axis-twice": FindingRule("error", "one axis split twice"),
     "structure.axis-order": FindingRule("info", "axes listed out of order: listed order counts"),
-    "structure.sharding-missing": FindingRule("error", "a split axis that does not say how"),
+    "structure.sharding-missing": FindingRule("error", "a split axis without its sharding"),
     "structure.shards-missing": FindingRule("error", "a split without its number of shards"),
     "structure.shards-positive": FindingRule("error", "a number of shards below 1"),
     "structure.shards-devices": FindingRule("error", "not one device or group per shard"),
     "structure.devices-implied": FindingRule("info", "no devices named: all, in order"),
     "structure.device-unknown": FindingRule("error", "a device the configuration does not have"),
-    "structure.device-twice": FindingRule("error", "a device that holds two shards"),
+    "structure.device-twice": FindingRule("error", "a device with two shards"),
     "structure.group-missing": FindingRule("error", "a group that the map does not have"),
     "structure.group-twice": FindingRule("error", "a group that the map has twice"),
     "structure.group-empty": FindingRule("error", "a group of no devices"),
     "structure.group-sizes": FindingRule("warning", "groups of different size: no NamedSharding"),
     "structure.dim-value": FindingRule("error", "a size that is not the tensor's"),
     "structure.dim-param": FindingRule("warning", "a symbol that is not the tensor's"),
-    "structure.uneven": FindingRule("warning", "shards of different size: JAX refuses them"),
+    "structure.uneven": FindingRule("warning", "shards of different size: not supported by JAX"),
     "structure.fused": FindingRule("warning", "a fused axis whose shards are not contiguous"),
     "structure.operator-unknown": FindingRule("error", "an operator that ONNX does not have"),
     "structure.operator-foreign": FindingRule("info", "an operator of another domain"),
     "formalism.broadcast": FindingRule("error", "an axis of size 1 that is broadcast is split"),
     "formalism.shards": FindingRule("error", "axes that go together are split differently"),
     "formalism.devices": FindingRule("error", "shards that go together share no device"),
-    "formalism.unsharded-input": FindingRule("warning", "an input without a spec counts as whole"),
+    "formalism.unsharded-input": FindingRule("warning", "inputs without a spec count as unsharded"),
     "extension.broadcast": FindingRule("warning", "as formalism.broadcast, for other operators"),
     "extension.shards": FindingRule("warning", "as formalism.shards, for other operators"),
     "extension.devices": FindingRule("warning", "as formalism.devices, for other operators"),
@@ -78,7 +78,7 @@ RULES: dict[str, FindingRule] = {
     "traffic.reshard": FindingRule("info", "a tensor is resharded"),
     "traffic.collective": FindingRule("info", "partial results are combined across devices"),
     "traffic.no-rule": FindingRule("info", "no rule for this operator: not checked"),
-    "traffic.no-shape": FindingRule("info", "a rank is not known: not checked"),
+    "traffic.no-shape": FindingRule("info", "a rank is unknown: not checked"),
 }
 """Every rule by name."""
 
@@ -87,7 +87,7 @@ _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that a check has to say.
+    """One result of a check.
 
     Attributes:
         rule: its name in `RULES`.

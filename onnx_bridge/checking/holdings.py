@@ -1,7 +1,7 @@
-"""What every device holds: parameters, inputs and results, stage by stage, in bytes.
+"""The bytes of parameters, inputs and results on every device, stage by stage.
 
 Read from the annotations and what follows from them by the rules of `semantics`, without devices:
-the layout of a model for 512 chips can be looked at on a laptop.
+the sharding of a model for 512 chips can be inspected on a laptop.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class DeviceTensor:
         kind: "parameter", "input" or "value".
         shape: a size, a symbol or None per axis; None if the rank is not known.
         dtype: name of the dtype, or "?".
-        placement: where its blocks are; None if that is not known.
+        placement: where its blocks are; None if unknown.
         block_bytes: bytes of one block, rounded up where it does not split evenly; None if a size
             is not known.
-        annotated: whether a spec says so, rather than it being inferred or whole for want of one.
+        annotated: whether it has a spec, rather than being inferred or unsharded without one.
     """
 
     name: str
@@ -44,7 +44,7 @@ class DeviceTensor:
     annotated: bool
 
     def on(self, device: int) -> int | None:
-        """Bytes of it on a device: 0 where it is not, None if that is not known."""
+        """Bytes of it on a device: 0 where it is not, None if unknown."""
         if self.placement is None:
             return None
         return self.block_bytes if device in self.placement.holds else 0
@@ -70,7 +70,7 @@ class StageHoldings:
         """Bytes of one kind of tensor on a device.
 
         Returns:
-            The bytes, and whether that is all: some sizes or places may not be known.
+            The bytes, and whether that is all: some sizes or placements may be unknown.
         """
         sizes = [tensor.on(device) for tensor in self.tensors if tensor.kind == kind]
         return sum(size or 0 for size in sizes), None not in sizes
@@ -81,11 +81,11 @@ def holdings(
     config: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> list[StageHoldings]:
-    """Look up what each device holds."""
+    """List what each device stores."""
     graph, broken = checked(model)
     configuration = choose(graph.model, config)
     name, count = configuration.name, configuration.num_devices
-    check = Check(graph, name, count, {(node, one) for of, node, one in broken if of == name})
+    check = Check(graph, name, count, {(node, tensor) for of, node, tensor in broken if of == name})
     check.run()
     return [_stage(check, stage, sizes or {}) for stage in sorted(set(check.stages)) or [0]]
 
@@ -117,7 +117,7 @@ def _stage(check: Check, stage: int, sizes: Mapping[str, int]) -> StageHoldings:
             )
             tensors_by_name[name] = entry
     order = ("parameter", "input", "value")
-    tensors = sorted(tensors_by_name.values(), key=lambda one: order.index(one.kind))
+    tensors = sorted(tensors_by_name.values(), key=lambda tensor: order.index(tensor.kind))
     operators = tuple(node.op_type for node in nodes)
     return StageHoldings(stage, tuple(devices), operators, tuple(tensors))
 

@@ -1,4 +1,4 @@
-"""Placement: which device holds which block, as a ShardingSpecProto says it.
+"""Placement: the block of each device, from a ShardingSpecProto.
 
 `Tiles` of core asks for groups of one size and each device once, since JAX does. A check has to
 look at what is not so, too: here a device's block is looked up, and nothing is asked of the whole.

@@ -62,7 +62,7 @@ class Check:
     def _read(
         self, broken: Collection[tuple[str | None, str | None]]
     ) -> dict[int, dict[str, Placement]]:
-        """What nodes say, where it can be followed."""
+        """The specs of nodes, where they can be followed."""
         declared: dict[int, dict[str, Placement]] = {}
         for node in self.graph.nodes:
             for entry in node.proto.device_configurations:
@@ -125,7 +125,7 @@ class Check:
     def _inputs(
         self, node: Node, specs: Mapping[str, Placement]
     ) -> tuple[list[Placement | None], set[int]]:
-        """The layout of each input, None for whole ones, and those of which nothing is known."""
+        """The sharding of each input, None for unsharded ones, and the inputs without one."""
         placements: list[Placement | None] = []
         unknown = set()
         for index, name in enumerate(node.inputs):

@@ -1,4 +1,4 @@
-"""Whether annotations are well formed: configurations, and what nodes say of them.
+"""Checks that annotations are well formed: configurations, and nodes' entries for them.
 
 ONNX's own checker looks at none of this.
 """
@@ -86,14 +86,14 @@ def _unknown(value: str) -> None:
 def _node(
     node: onnx.NodeProto, name: str, devices: dict[str, int], shape_of: ShapeOf
 ) -> Iterator[Finding]:
-    known_configurations = ", ".join(map(shown, devices)) or "none"
+    configurations = ", ".join(map(shown, devices)) or "none"
     entries = Counter(entry.configuration_id for entry in node.device_configurations)
     for config, count in entries.items():
         if not config:
-            message = f"an annotation names no configuration; there is {known_configurations}"
+            message = f"an annotation names no configuration; there is {configurations}"
             yield Finding("structure.configuration-id", message, name)
         elif config not in devices:
-            message = f"it is annotated for {shown(config)}; the model has {known_configurations}"
+            message = f"it is annotated for {shown(config)}; the model has {configurations}"
             yield Finding("structure.configuration-unknown", message, name, configuration=config)
         if count > 1:
             message = f"it has {count} annotations for {shown(config)}: keep one"

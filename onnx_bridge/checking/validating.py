@@ -1,4 +1,4 @@
-"""`validate`: everything that can be said of a model's annotations without running it."""
+"""`validate`: all checks of a model's annotations, without running it."""
 
 from __future__ import annotations
 

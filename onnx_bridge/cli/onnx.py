@@ -1,4 +1,4 @@
-"""`isoshard onnx`: check an annotated ONNX model, show what each device holds of it, run it.
+"""`isoshard onnx`: check an annotated ONNX model, show what each device stores of it, run it.
 
     isoshard onnx check model.onnx              # exit status 1 if there are errors
     isoshard onnx check model.onnx --json
@@ -58,7 +58,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print what each device holds."""
+    """Print what each device stores."""
     from .onnx_drawing import draw
 
     width = args.width or shutil.get_terminal_size((100, 24)).columns
@@ -74,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     checking = _command(commands, "check", check, "what is wrong with a model's annotations")
-    checking.add_argument("--all", action="store_true", help="what is no error as well")
+    checking.add_argument("--all", action="store_true", help="warnings and information as well")
     checking.add_argument("--json", action="store_true", help="as a list, for programs")
-    showing = _command(commands, "show", show, "what each device holds, stage by stage")
+    showing = _command(commands, "show", show, "what each device stores, stage by stage")
     showing.add_argument(
         "--size", type=_size, action="append", default=[], metavar="NAME=N",
         help="a number for a symbol in shapes, e.g. batch=8",

@@ -57,8 +57,8 @@ def _totals(stage: StageHoldings, width: int) -> list[Line]:
     for kind in kinds:
         row = []
         for device in stage.devices:
-            size, all_known = stage.total(device, kind)
-            row.append((human_bytes(size) + ("" if all_known else " + ?"), kinds.index(kind)))
+            size, is_complete = stage.total(device, kind)
+            row.append((human_bytes(size) + ("" if is_complete else " + ?"), kinds.index(kind)))
         cells.append(row)
     names = [f"device {device}" for device in stage.devices]
     return grid_lines(cells, [f"{kind}s" for kind in kinds], names, width) if kinds else []

@@ -1,4 +1,4 @@
-"""`isoshard onnx run`: run an annotated ONNX model on the devices that it asks for.
+"""`isoshard onnx run`: run an annotated ONNX model on as many devices as it needs.
 
     isoshard onnx run model.onnx inputs.npz --out outputs.npz
     isoshard onnx run model.onnx inputs.npz --simulate      # on virtual CPU devices
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", type=Path, help="an .npz with an array for each input, by name")
     parser.add_argument("--out", type=Path, metavar="NPZ", help="where to save the outputs")
     parser.add_argument(
-        "--simulate", action="store_true", help="on as many virtual CPU devices as the file asks"
+        "--simulate", action="store_true", help="on as many virtual CPU devices as the file needs"
     )
     parser.add_argument("--collectives", action="store_true", help="count those of each stage")
 

@@ -1,4 +1,4 @@
-"""`compile`: an annotated model as a function whose parameters lie where the annotations say.
+"""`compile`: an annotated model as a function, with parameters sharded by its annotations.
 
 >>> import numpy as np
 >>> from onnx import helper
@@ -88,8 +88,8 @@ class Compiled:
         self._routes = Routes(
             self._programs, [(_shapes(a), _shapes(b)) for a, b in tensors_by_program], self._jitted
         )
-        if self._inputs.known is not None:
-            self._routes.lowered(self._inputs.known)
+        if self._inputs.structs is not None:
+            self._routes.lowered(self._inputs.structs)
         arrays = [(_placed(a), _placed(b)) for a, b in tensors_by_program]
         self.parameters: Parameters = tuple(parameters for parameters, _ in arrays)
         self._tables = [tables for _, tables in arrays]
@@ -146,7 +146,7 @@ class Compiled:
 
     @property
     def input_shardings(self) -> dict[str, NamedSharding]:
-        """Where each input goes first: arrays that lie so are not moved."""
+        """The sharding of each input at its first reader: arrays sharded so are not moved."""
         return dict(self.layout.inputs)
 
     def lowered(self, *args: Any, **inputs: Any) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ class Compiled:
         Raises:
             ModelError: an input does not fit, or shapes are open and none were given.
         """
-        structs = self._inputs.known
+        structs = self._inputs.structs
         if args or inputs or structs is None:
             structs = abstract(self._inputs.bind(args, inputs))
         return tuple(self._routes.lowered(structs))

@@ -43,7 +43,7 @@ from .operators.registry import HOST_LIMIT, largest
 
 Values = dict[str, Any]
 Constrain = Callable[[Node, str, Any], Any]
-_FAULTS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+_ERRORS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
 def evaluate(
@@ -99,7 +99,7 @@ def _evaluate(nodes, values: Values, opsets, constrain: Constrain, functions: Fu
         inputs = [values[name] if name else None for name in node.inputs]
         try:
             results = _node(node, inputs, values, opsets, constrain, functions)
-        except _FAULTS as error:
+        except _ERRORS as error:
             raise ModelError(f"node {node.name!r} ({node.op_type}): {error}") from error
         for name, result in zip(node.outputs, results, strict=False):
             if name:
@@ -158,7 +158,7 @@ def _argument(entry: Operator, node: Node, position: int, value: Any, constrain:
     """An input as the operator's function wants it."""
     role, name = entry.input_name(position), node.inputs[position]
     if isinstance(value, np.ndarray):
-        if role in entry.static or role in entry.known:
+        if role in entry.static or role in entry.keep_numpy:
             return value
         value = on_device(value, name)
     elif role in entry.static:
@@ -173,7 +173,7 @@ def _argument(entry: Operator, node: Node, position: int, value: Any, constrain:
 def _body(
     body: FunctionBody, node: Node, inputs: Sequence[Any], functions: Functions
 ) -> Sequence[Any]:
-    """The results of a function that the node asks for."""
+    """The results of a function that the node names."""
     values = dict.fromkeys(body.inputs) | dict(zip(body.inputs, inputs, strict=False))
     nodes = [_without(node, values) for node in body.nodes]
     values_out = _evaluate(nodes, values, body.opsets, _as_it_is, functions)

@@ -32,7 +32,7 @@ _MOST_NODES = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class FunctionBody:
-    """Nodes that stand for one.
+    """The body that replaces a node.
 
     Attributes:
         nodes: in an order they can run in.
@@ -77,7 +77,7 @@ class Functions:
 def body_of(
     node: Node, inputs: Sequence[Any], opsets: Mapping[str, int], functions: Functions
 ) -> FunctionBody:
-    """The nodes that a node stands for."""
+    """The nodes that replace a node."""
     function = functions.find(node.domain, node.op_type) or _of_onnx(node, inputs, opsets)
     if function is None:
         raise ModelError("it has neither a JAX function nor a function body")
@@ -144,7 +144,7 @@ def _missing_operators(
     version = opsets.get(domain, 1)
     if not domain and version > defs.onnx_opset_version():
         raise ModelError(
-            f"the model is of opset {version}, and the installed onnx knows "
+            f"the model is of opset {version}, and the installed onnx has "
             f"{defs.onnx_opset_version()}: install a newer onnx, or export at an older opset"
         )
     if proto.op_type == "If" and not domain:
@@ -175,7 +175,7 @@ def _missing_operators(
 
 
 def _schema(domain: str, op_type: str, version: int) -> Any:
-    """What ONNX says of an operator, or None; onnx's stubs do not know all of its properties."""
+    """ONNX's schema of an operator, or None; onnx's stubs lack some of its properties."""
     if not defs.has(op_type, domain):
         return None
     try:

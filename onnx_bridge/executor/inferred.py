@@ -1,4 +1,4 @@
-"""What the sharding formalism infers of values that no annotation speaks of.
+"""Shardings that the formalism infers for values without an annotation.
 
 The compiler may lay such values out as it likes. By `inferred` they are sharded as proposal 0007
 says: as the operator makes them from inputs that are sharded as they do, and whole where nothing is

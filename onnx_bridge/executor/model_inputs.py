@@ -39,9 +39,9 @@ class Inputs:
         self._dtypes = {name: graph.dtype(name) for name in self.names}
 
     @property
-    def known(self) -> dict[str, jax.ShapeDtypeStruct] | None:
-        """The inputs as shapes and dtypes, or None if the model leaves something open."""
-        structs = {}
+    def structs(self) -> dict[str, jax.ShapeDtypeStruct] | None:
+        """The inputs as shapes and dtypes, or None if a shape or dtype is not static."""
+        shapes = {}
         for name in self.names:
             shape, dtype = self._shapes[name], self._dtypes[name]
             if dtype is None or shape is None:
@@ -49,21 +49,21 @@ class Inputs:
             sizes = tuple(size for size in shape if isinstance(size, int))
             if len(sizes) != len(shape):
                 return None
-            structs[name] = jax.ShapeDtypeStruct(sizes, device_dtype(dtype, name))
-        return structs
+            shapes[name] = jax.ShapeDtypeStruct(sizes, device_dtype(dtype, name))
+        return shapes
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Bring the arguments of a call in order.
 
         Raises:
-            ModelError: one is missing, unknown, given twice, or of another rank, size or dtype; all
-                errors in one message.
+            ModelError: one is missing, unknown, passed twice, or of another rank, size or dtype;
+                all errors in one message.
         """
         errors = [f"there is no input {name!r}" for name in named if name not in self.names]
         if len(args) > len(self.names):
-            errors.append(f"{len(args)} were given by position")
+            errors.append(f"{len(args)} were passed by position")
         bound = dict(zip(self.names, args, strict=False))
-        errors += [f"{name} is given twice" for name in named if name in bound]
+        errors += [f"{name} is passed twice" for name in named if name in bound]
         bound = {**bound, **named}
         sizes: dict[str, tuple[int, str]] = {}
         for name in self.names:
@@ -97,7 +97,7 @@ class Inputs:
                 sizes.setdefault(want, (have, name)) if isinstance(want, str) else (want, "")
             )
             if before is not None and before != have:
-                since = f" as {other} says ({want})" if other else ""
+                since = f" as in {other} ({want})" if other else ""
                 errors.append(f"{name}: axis {axis} has size {have}, not {before}{since}")
         return errors
 
@@ -114,7 +114,7 @@ class Inputs:
 
 
 def placed(x: Any, sharding: NamedSharding, name: str) -> Any:
-    """Lay a value out where a stage wants it."""
+    """Reshard a value as a stage requires."""
     if isinstance(x, Tracer):  # the program is computed under Auto axes
         return jax.device_put(under_auto(x), on_mesh(sharding, auto(sharding.mesh)))
     if isinstance(x, jax.Array) and x.sharding == sharding:

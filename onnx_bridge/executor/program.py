@@ -70,7 +70,7 @@ class Program:
         return self.stage.outputs
 
     def reads_as(self, name: str) -> NamedSharding | None:
-        """The layout in which the first reader of a value that says one wants it, or None."""
+        """The sharding of a value at its first reader with a spec, or None."""
         inside = set(self.stage.nodes)
         readers = [node for node in self.layout.graph.consumers(name) if node.index in inside]
         shardings = (self.layout.sharding(node.index, name) for node in readers)

@@ -1,8 +1,8 @@
-"""Where each stage takes the values that come from outside it, and how they are sharded there.
+"""The shardings of the values that enter each pipeline stage.
 
-A value is sharded as its first reader in the stage says; else as it lay where it was made, over the
-stage's own devices. Where the file says neither, the compiler has chosen, and is asked: the stage
-that makes the value is compiled once more for that, once for each set of input shapes.
+A value has the sharding of its first reader in the stage; else that of its producer, over the
+stage's own devices. Where the file has neither, the compiler has chosen one: the stage that
+produces the value is compiled once more to read it, once for each set of input shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Route = dict[str, NamedSharding]  # of one stage: the layout of each value that 
 
 
 def carried_sharding(sharding: Any, mesh: Mesh) -> NamedSharding:
-    """The same layout over the mesh of another stage.
+    """The same spec over the mesh of another stage; replicated if the meshes differ in shape.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -39,8 +39,8 @@ class Routes:
 
     Args:
         programs: the stages, in order.
-        held: for each stage the shapes of its parameters and tables.
-        jitted: the stages as `jax.jit` made them.
+        tensors: for each stage the shapes of its parameters and tables.
+        jitted: the stages as functions of `jax.jit`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Routes:
         tensors: Sequence[tuple[Shapes, Shapes]],
         jitted: Sequence[Any],
     ) -> None:
-        """Read what the file says."""
+        """Read the file's annotations."""
         self._programs, self._tensors, self._jitted = programs, tensors, jitted
         self._annotations: list[dict[str, Any]] = [
             {name: _annotated(programs, program, name) for name in program.inputs}
@@ -99,7 +99,7 @@ class Routes:
 
 
 def abstract(values: Mapping[str, Any]) -> Shapes:
-    """Shapes and dtypes of arrays, as JAX holds them.
+    """Shapes and dtypes of arrays, with JAX's dtypes.
 
     Example:
         >>> import numpy as np
@@ -113,7 +113,7 @@ def abstract(values: Mapping[str, Any]) -> Shapes:
 
 
 def _annotated(programs: Sequence[Program], program: Program, name: str) -> NamedSharding | None:
-    """What the file says of a value that enters a stage, or None."""
+    """The sharding that the file has for a value that enters a stage, or None."""
     layout = program.layout
     read_as = program.reads_as(name)
     if read_as is not None:

@@ -63,14 +63,14 @@ def sort(graph: Graph) -> Sorted:
 
 
 def _is_shown(graph: Graph, name: str) -> bool:
-    """Whether an operator must know the values of a tensor while compiling, or can use them."""
+    """Whether an operator needs the values of a tensor while compiling, or can use them."""
     for node in graph.consumers(name):
         operator = find(node.domain, node.op_type, graph.opsets.get(node.domain, 1))
         if operator is None or node.op_type in _ASK_FOR_SHAPES:
             continue
         for position, value in enumerate(node.inputs):
             where = operator.input_name(position)
-            if value == name and where in (*operator.static, *operator.known):
+            if value == name and where in (*operator.static, *operator.keep_numpy):
                 return True
     return False
 

@@ -33,7 +33,7 @@ _EXTERNAL_FROM = 1 << 30
 
 
 def simplify(model: onnx.ModelProto) -> None:
-    """Transpose the last two axes without fusing the others; in place, values stay the same."""
+    """Transpose the last two axes without fusing the others; in place, with the same values."""
     graph = Graph(model)
     dropped: list[Node] = []
     loose: set[str] = set()

@@ -156,7 +156,7 @@ def _over_types(sharding: Any) -> bool:
 
 
 class _Notes:
-    """The layouts that are met while a program is written out."""
+    """The shardings that a program has, collected while it is flattened."""
 
     def start(self, leaves: Sequence[Any]) -> None:
         self.leaves = {id(leaf): at for at, leaf in enumerate(leaves)}
@@ -169,7 +169,7 @@ class _Notes:
         self.layouts.append(layout)
 
     def constrained(self, value: Any, layout: Any) -> Any:
-        """What a `jit` says of an argument or result; an input of the full program keeps it."""
+        """The sharding that a `jit` declares for an argument or result; kept for program inputs."""
         if not isinstance(layout, NamedSharding):
             return value
         if id(value) in self.leaves:

@@ -114,8 +114,8 @@ def export_jax(
         )
     if plan is not None and any(factor.activations for factor in plan.factors):
         raise PlanError(
-            "export_jax reads layouts inside a model from the model itself, not from the plan's "
-            "activations: constrain them in the function, and give a plan without"
+            "export_jax reads shardings inside a model from the model itself, not from the plan's "
+            "activations: constrain them in the function, and pass a plan without activations"
         )
     taken = split_function(fn, args, params, kwargs)
     leaves = {**taken.weights, **taken.inputs}
@@ -275,8 +275,8 @@ def _stages_by_weight(
             stage_of_weight[name] = stages[fitting[0]]
     if unused:
         raise AnnotationError(
-            f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no weight is called "
-            f"so; weights are {', '.join(map(repr, list(weights)[:8]))}"
+            f"stages has {', '.join(map(repr, sorted(unused)))}, which match no weight; weights "
+            f"are {', '.join(map(repr, list(weights)[:8]))}"
         )
     constants = dict.fromkeys(graph.initializers)
     stage_of: dict[int, int | None] = {}

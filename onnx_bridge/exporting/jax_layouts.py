@@ -1,7 +1,7 @@
-"""The layouts of a JAX function: of its weights, its inputs, and the values inside.
+"""The shardings of a JAX function: of its weights, its inputs, and the values inside.
 
-A plan decides about weights and inputs. Without one an input is sharded as the `jit` around
-everything says, else as the array itself does; an array on one device says nothing.
+A plan decides about weights and inputs. Without one an input is sharded by the `in_shardings` of
+the outermost `jit`, else as the array itself is; an array on one device has no sharding to write.
 
 >>> import jax
 >>> import jax.numpy as jnp
@@ -37,7 +37,7 @@ from .jax_functions import SplitFunction
 
 
 def mesh_for(mesh: Mesh | None, taken: SplitFunction, program: FlatProgram) -> Mesh:
-    """The mesh of an export: the one given, that of the first layout found, or the ambient one."""
+    """The mesh of an export: the argument, that of the first sharding, or the ambient one."""
     if mesh is not None:
         return as_mesh(mesh)
     for layout in _layouts(taken, program):
@@ -46,7 +46,7 @@ def mesh_for(mesh: Mesh | None, taken: SplitFunction, program: FlatProgram) -> M
     if not (ambient := meshes.get_mesh()).empty:
         return ambient
     raise ShardingError(
-        f"{taken.name} says no layout, and no plan was given: pass them, "
+        f"{taken.name} has no shardings, and there is no plan: pass a mesh and a plan, "
         "export_jax(fn, args, iso.make_mesh(shape, names), plan)"
     )
 
@@ -86,7 +86,7 @@ def _leaf_sharding(leaf: Any) -> NamedSharding | None:
 def _of_leaves(
     leaves: Mapping[str, Any], first: int, program: FlatProgram, mesh: Mesh
 ) -> dict[str, P]:
-    """What arrays say of themselves, or a `jit` around everything says of them."""
+    """The specs of arrays, from the outermost `jit` or from the arrays themselves."""
     specs = {}
     for at, (name, leaf) in enumerate(leaves.items(), first):
         layout = program.input_layouts.get(at) or _leaf_sharding(leaf)
@@ -110,7 +110,7 @@ def _spec_of(name: str, layout: Any, ndim: int, mesh: Mesh) -> dict[str, P]:
         )
     if P.UNCONSTRAINED in entries_of(layout.spec):
         warnings.warn(
-            f"{name}: {layout.spec} leaves an axis to the compiler, and a file cannot say that; "
+            f"{name}: {layout.spec} leaves an axis to the compiler, which a file cannot express; "
             "the value is left out",
             AnnotationWarning,
             stacklevel=4,

@@ -91,7 +91,7 @@ def _transposed(node: Node, value: str, output: str, graph: Graph) -> Axes | Non
 
 
 def _reshaped(node: Node, value: str, output: str, graph: Graph) -> Axes | None:
-    """Axes that a new shape leaves whole: as many elements stand before them in both shapes."""
+    """Axes that a reshape keeps: the product of the axes before them is equal in both shapes."""
     old, new = graph.shape(value), graph.shape(output)
     if old is None or new is None or not all(isinstance(size, int) for size in (*old, *new)):
         return None
@@ -103,7 +103,7 @@ def _reshaped(node: Node, value: str, output: str, graph: Graph) -> Axes | None:
 
 
 def _gathered(node: Node, value: str, output: str, graph: Graph) -> Axes | None:
-    """Rows that were picked: as many new axes as the indices have stand for the one they index."""
+    """Rows that were gathered: the axes of the indices replace the axis that they index."""
     shape, picked = graph.shape(value), graph.shape(node.inputs[1])
     if shape is None or picked is None:
         return None
@@ -113,7 +113,7 @@ def _gathered(node: Node, value: str, output: str, graph: Graph) -> Axes | None:
 
 
 def _starts(shape: tuple[object, ...]) -> list[tuple[int, tuple[int, int]]]:
-    """For each axis longer than 1: how many elements stand before it, and its size."""
+    """For each axis longer than 1: the product of the sizes before it, and its size."""
     before, starts = 1, []
     for axis, size in enumerate(shape):
         if isinstance(size, int) and size != 1:

@@ -1,7 +1,7 @@
-"""Plain twins: a module whose weights lie elsewhere, once more with plain tensors in host memory.
+"""Plain copies: a module of DTensors or `jax` tensors, copied with plain tensors in host memory.
 
-torch's exporter knows plain tensors only. A module of DTensors, or one on the device `jax`, is
-copied with each such tensor replaced by a whole, plain one; what its class computes stays the same.
+torch's exporter takes plain tensors only. A module of DTensors, or one on the device `jax`, is
+copied with each such tensor replaced by its gathered, plain one; its class remains the same.
 
 >>> import torch
 >>> plain = torch.nn.Linear(4, 2)
@@ -10,8 +10,8 @@ True
 >>> layouts_of(plain)
 {}
 
-The layout is read off the tensors themselves: the placements of a DTensor, and for other tensors
-what core's registry says.
+The shardings are read from the tensors themselves: the placements of a DTensor, and for other
+tensors `sharding_of` of core's registry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from isoshard.core.kit import (
 
 from ..errors import ModelError
 
-# Hooks that shard values; in a twin there is nothing to lay out.
+# Hooks that shard values; a plain copy has nothing to shard.
 _LAYOUT_HOOKS = ("torch.distributed", "isoshard")
 
 
@@ -45,7 +45,7 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def first_names(module: torch.nn.Module) -> dict[str, str]:
-    """Find the name that each name of a tensor stands for.
+    """Map each name of a tensor to the first name of that tensor.
 
     Example:
         >>> tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False))
@@ -66,7 +66,7 @@ def plain_copy(module: torch.nn.Module) -> torch.nn.Module:
 
     Args:
         module: of DTensors, on the device `jax`, or plain. Each tensor that is not plain is
-            gathered whole (counted as "gathers" in `isoshard.metrics`): the file needs all of it.
+            gathered (counted as "gathers" in `isoshard.metrics`): the file needs all of it.
             With DTensors over several processes, all of them must call this.
 
     Example:
@@ -83,7 +83,7 @@ def plain_copy(module: torch.nn.Module) -> torch.nn.Module:
             gathered = torch.nn.Parameter(gathered, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = gathered
         if not _is_plain(gathered.data):
-            raise ModelError(f"{name}: a {type(tensor).__name__} gave no plain tensor")
+            raise ModelError(f"{name}: gathering a {type(tensor).__name__} gave no plain tensor")
     try:
         copied = copy.deepcopy(module, dict(memo))
     except Exception as error:
@@ -97,7 +97,7 @@ def plain_copy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def filled_copy(module: torch.nn.Module, copied: torch.nn.Module) -> torch.nn.Module:
-    """Put a module's weights, whole, into a plain module of the same names."""
+    """Put a module's gathered weights into a plain module of the same names."""
     state = {name: _gathered(tensor) for name, tensor in module.state_dict().items()}
     missing, unknown = copied.load_state_dict(state, strict=False, assign=True)
     if missing or unknown:
@@ -121,7 +121,7 @@ def layouts_of(module: torch.nn.Module) -> dict[str, NamedSharding | P]:
             continue
         try:
             shardings[name] = (
-                _spec_of(tensor, name) if _is_dtensor(tensor) else _known_sharding(tensor)
+                _spec_of(tensor, name) if _is_dtensor(tensor) else _sharding_of(tensor)
             )
         except ShardingError as error:
             errors.append(error)
@@ -130,7 +130,7 @@ def layouts_of(module: torch.nn.Module) -> dict[str, NamedSharding | P]:
 
 
 def mesh_for(module: torch.nn.Module) -> Mesh:
-    """The mesh that a module's tensors say they are on.
+    """The mesh of a module's tensors.
 
     Returns:
         That of the tensors; for DTensors one of JAX's devices with the same names and shape.
@@ -139,7 +139,7 @@ def mesh_for(module: torch.nn.Module) -> Mesh:
         if _is_dtensor(tensor):
             mesh = tensor.device_mesh
             return make_mesh(tuple(mesh.shape), _axis_names(mesh, name))
-        sharding = None if _is_plain(tensor) else _known_sharding(tensor)
+        sharding = None if _is_plain(tensor) else _sharding_of(tensor)
         if sharding is not None and isinstance(sharding.mesh, Mesh):
             return sharding.mesh
     raise ShardingError(
@@ -167,7 +167,7 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-def _known_sharding(tensor: torch.Tensor) -> NamedSharding | None:
+def _sharding_of(tensor: torch.Tensor) -> NamedSharding | None:
     framework = framework_of(tensor)
     sharding = None if framework is None else framework.sharding_of(tensor)
     return sharding if isinstance(sharding, NamedSharding) else None

@@ -4,10 +4,10 @@
                 default=P())
     model = iso.onnx.export_torch(net, (example,), mesh, plan, stages={"0*": 0, "1*": 1})
 
-torch exports, torch's optimizer folds; the names of the weights are found again (`origins`), the
-plan is resolved for the module's parameters as `iso.shard(module, mesh, plan)` does, and its specs
-are written onto the nodes as the very last step. What is exported is the maths of one device; the
-layout stands beside it as annotations.
+torch exports, torch's optimizer folds; the names of the weights are traced (`origins`), the plan is
+resolved for the module's parameters as `iso.shard(module, mesh, plan)` does, and its specs are
+written onto the nodes as the very last step. The graph is the computation of one device; the
+shardings are its annotations.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def _layout(module: torch.nn.Module, mesh: Mesh, plan: Plan | None) -> dict[str,
     shardings = plain_copies.layouts_of(module)
     if not shardings:
         raise ShardingError(
-            f"{type(module).__name__} lies whole on {next(iter(tensors.values())).device}, and no "
-            "plan was given: pass one, export_torch(module, args, mesh, plan)"
+            f"{type(module).__name__} is not sharded: its tensors are on "
+            f"{next(iter(tensors.values())).device}, and there is no plan; pass one, "
+            "export_torch(module, args, mesh, plan)"
         )
     return {
         name: weight_layouts.spec_over(shardings[name], mesh, tensor.dim())

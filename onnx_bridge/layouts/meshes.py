@@ -87,7 +87,7 @@ def fitting_mesh(
 
 
 def fits(tiles: Tiles, mesh: Mesh) -> bool:
-    """Whether a spec over the mesh lays these tiles out.
+    """Whether a spec over the mesh expresses these tiles.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -116,12 +116,12 @@ def submesh(mesh: Mesh, device_ids: Sequence[int]) -> NumberedMesh:
     coordinates = [np.unique(at) for at in np.unravel_index(np.array(device_ids), shape)]
     if math.prod(map(len, coordinates)) != len(device_ids):
         raise AnnotationError(
-            f"devices {sorted(device_ids)} are no part of the mesh {describe_mesh(mesh)} that has "
-            "axes; annotate full rows of it, or give another mesh"
+            f"devices {sorted(device_ids)} are no submesh of {describe_mesh(mesh)}; annotate full "
+            "rows of it, or pass another mesh"
         )
     keep = [len(indices) > 1 or size == 1 for indices, size in zip(coordinates, shape, strict=True)]
     devices = mesh.devices[np.ix_(*coordinates)]
-    sizes = [size for size, is_kept in zip(devices.shape, keep, strict=True) if is_kept]
+    sizes = [size for size, keeps_axis in zip(devices.shape, keep, strict=True) if keeps_axis]
     names = tuple(itertools.compress(mesh.axis_names, keep))
     if not names:
         sizes, names = [1], mesh.axis_names[:1]

@@ -101,7 +101,7 @@ def even_tiles(tiles: Tiles, shape: Dims | None, name: str, uneven: Uneven) -> T
         raise AnnotationError(
             f"its size {(shape or ())[axes[0]]} is no multiple of its {tiles.blocks[axes[0]]} "
             "shards, and JAX splits evenly only; pad the tensor, or pass uneven='replicate' to "
-            "keep the axis whole",
+            "leave the axis unsharded",
             tensor=name,
             axis=axes[0],
         )

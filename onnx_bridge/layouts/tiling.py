@@ -1,4 +1,4 @@
-"""Tiling: what a ShardingSpecProto says, as core's `Tiles`.
+"""Tiling: a ShardingSpecProto as core's `Tiles`.
 
 >>> proto = onnx.ShardingSpecProto(tensor_name="w", device=[-1, -2])
 >>> for key, members in ((-1, [0, 1]), (-2, [2, 3])):
@@ -52,7 +52,7 @@ def read_tiles(
 
 
 def replicate_axes(tiles: Tiles, axes: Sequence[int]) -> Tiles:
-    """Leave axes whole that were split: their blocks become copies.
+    """Unshard axes that were split: their blocks become replicas.
 
     Example:
         >>> replicate_axes(Tiles([[[0], [1]], [[2], [3]]]), [1])
@@ -171,7 +171,7 @@ def _shard_count(
     sizes = [entry.dim_value if entry.HasField("dim_value") else None for entry in entries]
     product = math.prod(size for size in sizes if size is not None)
     if None not in sizes and isinstance(dim, int) and product != dim:
-        raise AnnotationError(f"its dim_value says size {product}, the tensor has {dim}", axis=axis)
+        raise AnnotationError(f"its dim_value is {product}, the tensor's size {dim}", axis=axis)
     counts = [entry.num_shards for entry in entries]
     last = max((i for i, count in enumerate(counts) if count > 1), default=0)
     if any(size != count for size, count in zip(sizes[:last], counts[:last], strict=True)):

@@ -1,4 +1,4 @@
-"""The annotations of a model: its device configurations, and what they say of each node.
+"""The annotations of a model: its device configurations, and each node's entries for them.
 
 >>> from onnx import helper
 >>> node = helper.make_node("Relu", ["x"], ["y"], name="relu")
@@ -45,7 +45,7 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class NodeAnnotation:
-    """What a configuration says of one node.
+    """A node's entry for a configuration.
 
     Attributes:
         stage: the pipeline stage, or None if it says none.
@@ -93,24 +93,24 @@ def choose(model: onnx.ModelProto, config: str | None = None) -> Configuration:
         >>> choose(onnx.ModelProto())
         Traceback (most recent call last):
             ...
-        isoshard.onnx_bridge.errors.AnnotationError: the model has no device configuration, so nothing says how to shard it; annotate it: iso.onnx.annotate(model, mesh, specs)
+        isoshard.onnx_bridge.errors.AnnotationError: the model has no device configuration, so it is not annotated; annotate it: iso.onnx.annotate(model, mesh, specs)
     """  # noqa: E501
     by_name = configurations(model)
     if not by_name:
         raise AnnotationError(
-            "the model has no device configuration, so nothing says how to shard it; annotate "
-            "it: iso.onnx.annotate(model, mesh, specs)"
+            "the model has no device configuration, so it is not annotated; annotate it: "
+            "iso.onnx.annotate(model, mesh, specs)"
         )
     names = ", ".join(map(repr, by_name))
     if config is None and len(by_name) > 1:
-        raise AnnotationError(f"the model has configurations {names}; say which: config=..")
+        raise AnnotationError(f"the model has configurations {names}; choose one: config=..")
     if config is not None and config not in by_name:
         raise AnnotationError(f"the model has no configuration {config!r}; there is {names}")
     return next(iter(by_name.values())) if config is None else by_name[config]
 
 
 def node_annotations(model: onnx.ModelProto, config: str) -> dict[int, NodeAnnotation]:
-    """Read what a configuration says of the nodes of the main graph.
+    """Read a configuration's entries of the nodes of the main graph.
 
     Raises:
         AnnotationError: a node has two annotations for it, or a spec names a tensor twice or one

@@ -1,4 +1,4 @@
-"""Whether a tensor's data is as long as its dims and dtype say, before anything is allocated.
+"""Checks that a tensor's data has the length of its dims and dtype, before any allocation.
 
 >>> tensor = TensorProto(name="w", data_type=1, dims=[1 << 40, 4], raw_data=bytes(16))
 >>> error_of(tensor)
@@ -25,15 +25,15 @@ _MOST_AXES = 64
 
 
 def bytes_of(tensor: TensorProto) -> int | None:
-    """The bytes that a tensor takes as its shape and dtype say."""
+    """The bytes of a tensor's shape and dtype."""
     bits = BITS.get(tensor.data_type)
     return None if bits is None else math.prod(tensor.dims) * bits // 8
 
 
 def type_name(code: int) -> str:
-    """The name of an element type, or its number if this version of onnx knows none."""
-    is_known = code in TensorProto.DataType.values()
-    return TensorProto.DataType.Name(code) if is_known else f"type {code}"
+    """The name of an element type, or its number if this version of onnx has none."""
+    is_defined = code in TensorProto.DataType.values()
+    return TensorProto.DataType.Name(code) if is_defined else f"type {code}"
 
 
 def shape_error(tensor: TensorProto) -> str | None:
@@ -42,8 +42,8 @@ def shape_error(tensor: TensorProto) -> str | None:
         return f"it has {len(tensor.dims)} axes, the most is {_MOST_AXES}"
     if any(size < 0 for size in tensor.dims):
         return f"a size in its shape {tuple(tensor.dims)} is negative"
-    is_known = tensor.data_type in TensorProto.DataType.values()
-    if not is_known or tensor.data_type == TensorProto.UNDEFINED:
+    is_defined = tensor.data_type in TensorProto.DataType.values()
+    if not is_defined or tensor.data_type == TensorProto.UNDEFINED:
         return f"there is no element type {tensor.data_type}"
     if tensor.HasField("segment"):
         return "it is one segment of a tensor, which is not read"
@@ -78,7 +78,7 @@ def error_of(tensor: TensorProto) -> str | None:
 
 
 def _typed(tensor: TensorProto) -> int:
-    """How many numbers stand in the field for the tensor's type."""
+    """How many numbers the field for the tensor's type has."""
     kind = tensor.data_type
     if kind in (TensorProto.FLOAT, TensorProto.COMPLEX64):
         return len(tensor.float_data)

@@ -125,8 +125,8 @@ def _plan(
     claimed[key] = claimed.get(key, 0) + length
     if claimed[key] > about.st_size:
         raise _Unreadable(
-            f"tensors up to this one ask {claimed[key]} bytes of {shown(location)}, which has "
-            f"{about.st_size}: some share bytes, which is not read"
+            f"tensors up to this one need {claimed[key]} bytes of {shown(location)}, which has "
+            f"{about.st_size}: some share bytes, which is not supported"
         )
     return ByteRange(tensor, where, location, offset, length)
 
@@ -145,13 +145,13 @@ def _opened(base: Path, location: str) -> Iterator[int]:
         raise _Unreadable(f"its location {shown(location)} names no file")
     if path.is_absolute() or ".." in path.parts:
         raise _Unreadable(
-            f"its location {shown(location)} leaves the model's folder, which is refused"
+            f"its location {shown(location)} leaves the model's folder, which is not allowed"
         )
     target = Path(os.path.realpath(base / path))
     if base != target and base not in target.parents:
         raise _Unreadable(
             f"its location {shown(location)} is a link that leaves the model's folder, which is "
-            "refused: copy the file to the model"
+            "not allowed: copy the file to the model"
         )
     components = target.relative_to(base).parts
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -32,7 +32,7 @@ from onnx import helper
 
 from ..errors import ModelError
 from .inferring import Dims, Info, infer, read_info
-from .nesting import too_deep
+from .walking import too_deep
 
 Shape = Dims
 

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of a graph's values: what the file says, and what onnx infers from it.
+"""Shapes and dtypes of a graph's values: those of the file, and those that onnx infers.
 
 >>> from onnx import helper
 >>> x = helper.make_tensor_value_info("x", 1, [2, "n"])
@@ -35,14 +35,14 @@ class Info(NamedTuple):
 
 
 def read_info(graph: onnx.GraphProto) -> dict[str, Info]:
-    """Read what a graph says of its values."""
+    """Read the shapes and dtypes that a graph declares for its values."""
     infos = {v.name: _of_type(v.type) for v in (*graph.value_info, *graph.output, *graph.input)}
     infos.update((t.name, Info(tuple(t.dims), _dtype(t.data_type))) for t in graph.initializer)
     return infos
 
 
 def infer(model: onnx.ModelProto) -> dict[str, Info]:
-    """Infer what a model does not say of its values.
+    """Infer the shapes and dtypes that a model does not declare.
 
     The weights are left out: only small tensors, which may be shapes, are looked into.
     """
@@ -52,7 +52,7 @@ def infer(model: onnx.ModelProto) -> dict[str, Info]:
         # 100 bytes can ask for one of 2**60 entries.
         return read_info(onnx.shape_inference.infer_shapes(_without_weights(model)).graph)
     except DecodeError:  # protobuf takes 100 messages inside each other
-        why = "its types lie too deep inside each other"
+        why = "its types are nested too deeply"
     except (onnx.shape_inference.InferenceError, ValueError) as error:  # the other: dtypes
         why = str(error)
     raise ModelError(f"shapes of graph {graph.name!r} cannot be inferred: {why}")
@@ -93,5 +93,5 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 
 def _dtype(code: int) -> np.dtype | None:
-    is_known = code in onnx.TensorProto.DataType.values() and code != onnx.TensorProto.UNDEFINED
-    return np.dtype(helper.tensor_dtype_to_np_dtype(code)) if is_known else None
+    is_defined = code in onnx.TensorProto.DataType.values() and code != onnx.TensorProto.UNDEFINED
+    return np.dtype(helper.tensor_dtype_to_np_dtype(code)) if is_defined else None

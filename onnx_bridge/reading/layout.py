@@ -1,4 +1,4 @@
-"""`layout`: what an annotated model asks of the devices, on a mesh.
+"""`layout`: the shardings of an annotated model, on a mesh.
 
 >>> from onnx import helper
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -119,7 +119,7 @@ class ModelLayout:
     shardings: Mapping[Where, NamedSharding] = dataclasses.field(repr=False)
 
     def sharding(self, node_index: int, tensor: str) -> NamedSharding | None:
-        """What a node asks of one of its tensors.
+        """The sharding that a node declares for one of its tensors.
 
         Args:
             node_index: position of the node.
@@ -182,12 +182,12 @@ def layout(
     tiles = _read_tiles(graph, annotations, configuration.num_devices, uneven, notes)
     stage_indices = sorted(set(stage_of)) or [0]
     by_stage = {
-        number: [tile for (index, _), tile in tiles.items() if stage_of[index] == number]
-        for number in stage_indices
+        stage: [tile for (index, _), tile in tiles.items() if stage_of[index] == stage]
+        for stage in stage_indices
     }
     meshes = stage_meshes(model, configuration, by_stage, mesh, notes)
     shardings = _over_meshes(graph, tiles, stage_of, meshes)
-    stages = tuple(_stage(graph, number, stage_of, meshes[number].mesh) for number in stage_indices)
+    stages = tuple(_stage(graph, stage, stage_of, meshes[stage].mesh) for stage in stage_indices)
     return ModelLayout(
         graph,
         configuration,
@@ -200,7 +200,7 @@ def layout(
             if (maker := graph.producer(name)) is not None and (maker.index, name) in shardings
         },
         tuple(notes),
-        {number: over.device_ids for number, over in meshes.items()},
+        {stage: over.device_ids for stage, over in meshes.items()},
         shardings,
     )
 
@@ -232,7 +232,7 @@ def _read_tiles(
     raise_annotations(errors)
     if unsplit:
         notes += unsplit
-        warnings.warn("axes are left whole:\n  " + "\n  ".join(unsplit), stacklevel=3)
+        warnings.warn("axes are left unsharded:\n  " + "\n  ".join(unsplit), stacklevel=3)
     return tiles_by_use
 
 

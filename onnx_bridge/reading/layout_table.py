@@ -1,4 +1,4 @@
-"""The table that `print(layout)` shows: stages, and what lies how on a device."""
+"""The table of `print(layout)`: stages, and the sharding and bytes of each tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a model that somebody else wrote: it is read, or there is an error that says why not.
+"""Opening a file of unknown origin: it is read, or an error has the reason.
 
 >>> load(b"\\x08\\x0d")
 Traceback (most recent call last):
@@ -28,10 +28,9 @@ from isoshard.onnx_bridge.errors import AnnotationError, AnnotationWarning, Mode
 from .contents import error_of
 from .dangling import dangling
 from .external import is_external, memory, read_external
-from .nesting import too_deep
 from .soundness import model_errors, too_many
 from .texts import text_errors
-from .walking import tensors
+from .walking import tensors, too_deep
 
 LARGEST = (1 << 31) - 1  # bytes of a protobuf message
 _TEXTS = {".json": "json", ".onnxjson": "json", ".textproto": "textproto", ".prototxt": "textproto"}
@@ -44,7 +43,7 @@ def load(
     strict: bool = False,
     max_bytes: int | None = None,
 ) -> onnx.ModelProto:
-    """Load a model, whoever wrote it.
+    """Load a model of unknown origin.
 
     Args:
         source: path of a file (.onnx; .json and .textproto as onnx writes them), its bytes, or a

@@ -1,4 +1,4 @@
-"""The parameters of a graph: which tensors are weights, by the names that plans know.
+"""The parameters of a graph: which tensors are weights, by their names in plans.
 
 >>> from onnx import helper
 >>> from .parameter_record import write_parameters
@@ -37,7 +37,7 @@ class Parameter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name that plans know."""
+        """The name in plans."""
         return self.origin.parameter
 
 

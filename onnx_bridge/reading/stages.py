@@ -35,8 +35,8 @@ def stages_of(graph: Graph, annotated: Mapping[int, int | None]) -> tuple[int, .
     stages: list[int | None] = []
     for node in graph.nodes:
         before = [stages[maker.index] for maker in _makers(graph, node)]
-        known_stages = [stage for stage in before if stage is not None]
-        stages.append(named.get(node.index, max(known_stages, default=None)))
+        input_stages = [stage for stage in before if stage is not None]
+        stages.append(named.get(node.index, max(input_stages, default=None)))
     for node in reversed(graph.nodes):
         if stages[node.index] is None:
             readers = [r for value in node.outputs if value for r in graph.consumers(value)]

@@ -18,6 +18,12 @@ import onnx
 
 LONGEST = 80
 
+DEEPEST = 31
+"""The most graphs inside each other, below the model's own: protobuf reads and copies messages
+nested at most a hundred deep, and each graph inside a node takes three levels. A deeper model in
+memory fails with protobuf's own error wherever a graph of it is copied, so the depth is checked
+first."""
+
 
 class GraphBody(NamedTuple):
     """Something that has nodes.
@@ -55,6 +61,27 @@ def inner_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
             graphs = [attribute.g] if attribute.HasField("g") else []
             for graph in (*graphs, *attribute.graphs):
                 yield f"{attribute.name[:LONGEST]} of {describe_node(node)}", graph
+
+
+def too_deep(model: onnx.ModelProto) -> list[str]:
+    """The error of a model whose graphs are nested more deeply than protobuf can copy.
+
+    Example:
+        >>> from onnx import helper
+        >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "main", [], [])
+        >>> too_deep(helper.make_model(graph))
+        []
+    """
+    level = [model.graph, *model.functions]
+    level += [graph for s in model.training_info for graph in (s.initialization, s.algorithm)]
+    for _ in range(DEEPEST + 1):
+        level = [inner for g in level for node in g.node for _, inner in inner_graphs(node)]
+        if not level:
+            return []
+    return [
+        f"its graphs are nested more than {DEEPEST} deep, which no file can be: make functions of "
+        "the inner ones"
+    ]
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

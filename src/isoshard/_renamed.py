@@ -52,11 +52,11 @@ MOVED = {
 
 
 def _moved(name: str) -> str | None:
-    parts = name.split(".")
-    for count in range(len(parts), 2, -1):
-        moved = MOVED.get(".".join(parts[:count]))
+    names = name.split(".")
+    for count in range(len(names), 2, -1):
+        moved = MOVED.get(".".join(names[:count]))
         if moved is not None:
-            return ".".join((moved, *parts[count:]))
+            return ".".join((moved, *names[count:]))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Several processes: started by what the cluster says, and ended together.
+"""Several processes: started by the cluster's variables, and ended together.
 
 ```python
 processes = iso.distributed.init_distributed()  # before any array is made

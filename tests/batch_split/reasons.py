@@ -4,10 +4,10 @@ from __future__ import annotations
 
 _LOOP = "a few bytes: a loop ends when that of each row has"
 _SERIES = "a few bytes: a series has as many terms as the largest of all rows needs"
-_ERF = (
-    "a result that is nothing but XLA's erf is whole on each device; within a formula it is split"
+_ERF = "a result that is only XLA's erf is replicated; within a formula it is split"
+_AS_STRIDED = (
+    "XLA gathers and scatters by the indices of elements in the memory of a view, all of it"
 )
-_AS_STRIDED = "XLA gathers and scatters by the numbers of elements in the whole memory of a view"
 _QR = "the gradient of `linalg.qr` writes diagonals by a scatter into the whole memory"
 
 REASONS: dict[str, str] = {

@@ -32,7 +32,7 @@ dynamo must trace are left out), custom operators (`custom`), modules (`module`)
 {figures}
 
 **What a column does.** *forward*: the results of float32 samples. *backward*: the results, and the
-gradient of every input for fixed random cotangents. *sharded*: forward with the operands laid out
+gradient of every input for fixed random cotangents. *sharded*: forward with the operands sharded
 over eight devices: each operand's first axis that eight divides is split over all of them, else the
 first that four divides over four, else two over two; the samples are made with sizes that divide
 (`S = 8` for 5, and so on) where the entry allows it. *in-place* and *out=*: those variants,

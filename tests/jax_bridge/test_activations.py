@@ -1,4 +1,4 @@
-"""Activations laid out by module name, in NNX and in Linen, with the model's code as it is."""
+"""Activations constrained by module name, in NNX and in Linen, without editing the model."""
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ class TestNNX:
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
     def test_what_is_no_nnx_module(self, mesh):
-        with pytest.raises(TypeError, match=r"NNX modules, not in a dict; of Linen no module"):
+        with pytest.raises(TypeError, match=r"NNX modules, not in a dict; leave Linen modules"):
             with constrain_activations(mesh, {"a": SPEC}, {}):
                 pass
 
@@ -173,7 +173,7 @@ class TestRefusals:
                 model(X)
         linen_model = LinenModel()
         variables = linen_model.init(jax.random.key(0), X)
-        with pytest.raises(iso.PlanError, match=r"no pattern.*'b0\.up'.*'' is the whole model"):
+        with pytest.raises(iso.PlanError, match=r"no pattern.*'b0\.up'.*'' is the model itself"):
             with constrain_activations(mesh, {"layers.*": SPEC}):
                 linen_model.apply(variables, X)
 

@@ -1,4 +1,4 @@
-"""Equinox modules: arrays are laid out, functions and numbers left alone."""
+"""Equinox modules: arrays are sharded, functions and numbers remain as they are."""
 
 import equinox as eqx
 import jax

@@ -76,7 +76,7 @@ def test_a_rule_that_decides_nothing_is_told_under_strict(mesh):
 
 
 def test_what_is_refused(mesh):
-    with pytest.raises(TypeError, match="not a Linear; give modules of NNX"):
+    with pytest.raises(TypeError, match="not a Linear; pass modules of NNX"):
         linen_model(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), KEY)
     described = linen_model(Model(), KEY, INPUT)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Flax NNX objects: laid out by name, in place, all or nothing."""
+"""Flax NNX objects: sharded by name, in place, all or nothing."""
 
 import jax
 import jax.numpy as jnp
@@ -182,7 +182,7 @@ def test_reshard_and_full(model, mesh):
 def test_resharding_needs_one_mesh(model, mesh):
     modules.shard(model, mesh, PLAN)
     modules.shard(model.tok, make_mesh((8,), ("x",)), P())
-    with pytest.raises(ShardingError, match="the arrays of the Model lie on 2 different meshes; "):
+    with pytest.raises(ShardingError, match="the arrays of the Model are on 2 different meshes; "):
         modules.reshard(model, PLAN)
 
 

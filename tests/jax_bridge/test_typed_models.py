@@ -118,7 +118,9 @@ class TestCreated:
             iso.ShardingError, match=r"set_mesh has set none; pass one: iso\.create"
         ):
             iso.create_sharded(orthogonal, PLAN)
-        with pytest.raises(TypeError, match=r"Give a plan, or one spec for all: iso\.create_shard"):
+        with pytest.raises(
+            TypeError, match=r"pass a plan, or one spec for all arrays: iso\.create"
+        ):
             iso.create_sharded(orthogonal, mesh_of(AUTO, AUTO))
         with (
             jax.set_mesh(mesh_of(AUTO, AUTO)),

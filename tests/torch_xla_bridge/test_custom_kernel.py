@@ -253,7 +253,7 @@ def test_a_pallas_kernel():
     torch.testing.assert_close(call(x.to("jax")).cpu(), x * 2)
     torch.testing.assert_close(call(x.to("jax"), 3.0, static_argnums=1).cpu(), x * 3)
     wrong = ck.make_kernel_from_pallas(scaled, lambda x: [((1,), x.dtype)])
-    with pytest.raises(ValueError, match=r"was to give .* by its output_shape_dtype_fn, and gives"):
+    with pytest.raises(ValueError, match=r"returned .*, and its output_shape_dtype_fn"):
         wrong(x.to("jax"))
 
 

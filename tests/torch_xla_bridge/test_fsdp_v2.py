@@ -279,7 +279,7 @@ def test_errors():
     inner = nn.Sequential(FSDPv2(linear(), mesh=FLAT))
     assert FSDPv2(inner, mesh=FLAT)(ones(8, 8)).sharding_spec == TILED
     for error, module, options, message in (
-        (ValueError, linear(), {}, "no mesh is given and none is set"),
+        (ValueError, linear(), {}, "there is no mesh argument and no global mesh"),
         (
             ValueError,
             linear(),

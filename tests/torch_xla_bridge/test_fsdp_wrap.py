@@ -269,7 +269,7 @@ def test_collectives_that_do_nothing():
     scatter(x, got.append)
     scatter.flush()
     assert got == [x]
-    with pytest.raises(ValueError, match="shard_count is 1; given: 8"):
+    with pytest.raises(ValueError, match="shard_count is 1, not 8"):
         utils.DummyReduceScatter(8)
 
 
@@ -286,5 +286,5 @@ def test_buckets_are_handed_on_when_they_are_full():
     at_once = utils.BucketizedReduceScatter(0, 1, None, True)
     at_once(torch.tensor(5.0), lambda t: got.append(t.item()))
     assert got[-1] == 5.0
-    with pytest.raises(ValueError, match="shard_count is 1; given: 2"):
+    with pytest.raises(ValueError, match="shard_count is 1, not 2"):
         utils.BucketizedReduceScatter(0, 2, None, True)

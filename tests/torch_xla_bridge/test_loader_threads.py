@@ -37,7 +37,7 @@ def no_thread_is_left():
 def test_reading_and_uploading_go_on_while_a_batch_is_used(monkeypatch):
     """No clock: the consumer holds batch 0 until the threads have read and uploaded the next."""
     uploaded: dict[str, int] = collections.Counter()
-    place = upload._place
+    place = upload._upload
 
     def noted(*args: Any) -> Any:
         result = place(*args)
@@ -45,7 +45,7 @@ def test_reading_and_uploading_go_on_while_a_batch_is_used(monkeypatch):
         uploaded[threading.current_thread().name] += 1
         return result
 
-    monkeypatch.setattr(upload, "_place", noted)
+    monkeypatch.setattr(upload, "_upload", noted)
     source = Source(20)
     it = iter(MpDeviceLoader(source, "jax", loader_prefetch_size=4, device_prefetch_size=3))
     assert next(it)[0, 0].item() == 0
@@ -63,13 +63,13 @@ def test_threads_wait_when_they_are_far_enough_ahead():
 
 
 def test_several_threads_keep_the_order(monkeypatch):
-    place = upload._place
+    place = upload._upload
 
     def slowly(tensor: torch.Tensor, *args: Any) -> Any:
         time.sleep(0.004 * (int(tensor[0, 0]) % 3))
         return place(tensor, *args)
 
-    monkeypatch.setattr(upload, "_place", slowly)
+    monkeypatch.setattr(upload, "_upload", slowly)
     loader = MpDeviceLoader(Source(15), "jax", host_to_device_transfer_threads=4)
     for _ in range(2):  # each iteration is an epoch
         assert [int(x[0, 0].item()) for x in loader] == list(range(15))

@@ -177,7 +177,7 @@ def test_specs_by_key_need_keys_and_all_of_them(grid):
     with pytest.raises(ValueError, match=r"specs for the keys 'x', and the batch is a list"):
         next(iter(MpDeviceLoader([[rows(8, 2)]], "jax", input_sharding={"x": spec})))
     batch = {"x": rows(8, 2), "y": rows(8, 2), "z": [rows(8)], "text": "no tensor"}
-    with pytest.raises(KeyError, match=r"no entry for 'y', 'z'; it has 'x'.*None for what stays"):
+    with pytest.raises(KeyError, match=r"no entry for 'y', 'z'; it has 'x'.*None for a tensor"):
         next(iter(MpDeviceLoader([batch], "jax", input_sharding={"x": spec})))
 
 
@@ -335,12 +335,12 @@ def test_the_parts_of_a_parallel_loader(grid):
 def test_options_are_checked_and_may_be_set_between_epochs(grid):
     for options, error, message in (
         ({"batches_per_execution": 0}, ValueError, r"batches_per_execution is at least 1"),
-        ({"loader_prefetch_size": 0}, ValueError, r"loader_prefetch_size is at least 1; given: 0"),
+        ({"loader_prefetch_size": 0}, ValueError, r"loader_prefetch_size is at least 1, not 0"),
         ({"device_prefetch_size": -1}, ValueError, r"device_prefetch_size is at least 1"),
         ({"host_to_device_transfer_threads": 0}, ValueError, r"transfer_threads is at least 1"),
-        ({"batchdim": -1}, ValueError, r"batchdim is at least 0; given: -1"),
-        ({"last_batch": "skip"}, ValueError, r"one of keep, drop, pad; given: 'skip'"),
-        ({"input_sharding": ("data",)}, TypeError, r"is a ShardingSpec.*given: tuple"),
+        ({"batchdim": -1}, ValueError, r"batchdim is at least 0, not -1"),
+        ({"last_batch": "skip"}, ValueError, r"one of keep, drop, pad, not 'skip'"),
+        ({"input_sharding": ("data",)}, TypeError, r"is a ShardingSpec.*not a tuple"),
     ):
         with pytest.raises(error, match=message):
             iter(MpDeviceLoader([rows(8)], "jax", **options))
@@ -354,11 +354,11 @@ def test_options_are_checked_and_may_be_set_between_epochs(grid):
         ParallelLoader([], ["jax"], input_sharding=spec)
 
 
-def test_the_device_is_the_one_that_stands_for_the_mesh():
+def test_the_device_is_the_full_mesh():
     for device in ("jax", "xla", torch.device("jax", 0)):
         assert len(list(MpDeviceLoader([rows(2)], device))) == 1
     for device in ("cpu", "jax:1"):
-        with pytest.raises(DeviceError, match=rf"uploads to jax:0, and was given {device}"):
+        with pytest.raises(DeviceError, match=rf"uploads to jax:0, not to {device}"):
             MpDeviceLoader([], device)
-    with pytest.raises(DeviceError, match=r"one device, which stands .* given 2"):
+    with pytest.raises(DeviceError, match=r"one device, which is the full mesh, not 2"):
         ParallelLoader([], ["jax", "jax"])

@@ -143,7 +143,7 @@ def test_mistakes(exported, tmp_path):
         module(args[0][:2], *args[1:])
     with pytest.raises(KeyError, match=r"no program 'backward'; there are \['forward'\]"):
         module.evaluate("backward", args)
-    with pytest.raises(FileNotFoundError, match="holds no program"):
+    with pytest.raises(FileNotFoundError, match="has no program"):
         StableHLOGraphModule.load(tmp_path)
 
     class Named(torch.nn.Module):

@@ -39,7 +39,7 @@ def debug_info(tensor: torch.Tensor) -> str:
     """
     if not isinstance(tensor, XLAShardedTensor):
         raise RuntimeError(
-            f"a tensor on {tensor.device} has no operations and no buffers to tell of; move it "
+            f"a tensor on {tensor.device} has no recorded operations and no buffers; move it "
             "with .to(torch_xla.device())"
         )
     lines = ["Device: SPMD:0"]

@@ -78,11 +78,11 @@ def _buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _identity(tensors: Sequence[torch.Tensor]) -> jax.stages.Lowered:
-    """The program that gives back what devices hold, or will."""
+    """The program that returns its inputs: tensors that nothing has to be computed for."""
     leaves = [lazy_tensor.read(_checked(tensor)) for tensor in tensors]
     structs = _structs(leaves, [leaf.layout for leaf in leaves])
     with jax.enable_x64(True):
-        return jax.jit(lambda *given: given).lower(*structs)
+        return jax.jit(lambda *arrays: arrays).lower(*structs)
 
 
 def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
@@ -155,8 +155,8 @@ def planned(
         tape = waiting[0].tape
         if any(value.tape is not tape for value in waiting):
             raise RuntimeError(
-                "these tensors were recorded by several threads, and are no one program; call "
-                "torch_xla.sync() in each thread, or ask for the tensors of one"
+                "these tensors were recorded by several threads, so no program has them all; call "
+                "torch_xla.sync() in each thread, or pass the tensors of one thread"
             )
         plan = plan_of(tape)
         slots = {value.slot: value for value in waiting}
@@ -179,14 +179,16 @@ def planned(
 
 
 def _structs(leaves: Sequence[Any], placed: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
-    """Shapes and layouts of what a program takes in."""
+    """Shapes and shardings of a program's inputs."""
     return [
         jax.ShapeDtypeStruct(
             leaf.array.shape,
             leaf.array.dtype,
-            sharding=None if number == layout_numbers.UNPLACED else layout_numbers.sharding(number),
+            sharding=None
+            if layout_id == layout_numbers.UNPLACED
+            else layout_numbers.sharding(layout_id),
         )
-        for leaf, number in zip(leaves, placed, strict=True)
+        for leaf, layout_id in zip(leaves, placed, strict=True)
     ]
 
 

@@ -80,15 +80,17 @@ class LoweringContext:
         return text.replace("jit_isoshard_step", self._name, 1)
 
     def device_parameter_id_tensor_mapping(self) -> dict[int, torch.Tensor]:
-        """The tensors that are parameters, by number; nothing is copied."""
-        return {number: _tensor(value) for number, value in self._parameters.items()}
+        """The tensors that are parameters, by id; nothing is copied."""
+        return {parameter_id: _tensor(value) for parameter_id, value in self._parameters.items()}
 
     def parameter_id_tensor_mapping(self) -> dict[int, torch.Tensor]:
         """The same, copied to the CPU."""
-        return {number: _tensor(value).cpu() for number, value in self._parameters.items()}
+        return {
+            parameter_id: _tensor(value).cpu() for parameter_id, value in self._parameters.items()
+        }
 
     def tensor_parameter_id(self, tensor: torch.Tensor) -> int:
-        """The number of the parameter that a tensor is."""
+        """The id of the parameter that a tensor is; -1 if it is none."""
         value = lazy_tensor.read(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else None
         for parameter_id, parameter in self._parameters.items():
             if parameter is value:

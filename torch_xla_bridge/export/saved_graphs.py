@@ -21,7 +21,7 @@ _FORMATS = ("text", "hlo")
 
 
 def begin() -> None:
-    """Write programs from now on, if the environment asks for it."""
+    """Write programs from now on, if `XLA_SAVE_TENSORS_FILE` is set."""
     path = os.environ.get("XLA_SAVE_TENSORS_FILE")
     form = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
     if not path:

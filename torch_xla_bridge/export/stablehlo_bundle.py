@@ -195,7 +195,7 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModelBundle:
     functions = [_load_function(path) for path in sorted((root / "functions").glob("*.meta"))]
     if not functions:
         raise FileNotFoundError(
-            f"{root} holds no program in functions/*.meta; write one with save_as_stablehlo"
+            f"{root} has no program in functions/*.meta; write one with save_as_stablehlo"
         )
     dtypes: dict[Any, str] = {}
     for function in functions:
@@ -239,15 +239,15 @@ def _location(raw: dict[str, Any]) -> InputLocation:
     return InputLocation(VariableType(raw["type_"]), raw["position"], raw["name"])
 
 
-def _plain(thing: Any) -> Any:
+def _plain(node: Any) -> Any:
     """Dataclasses as dictionaries, for JSON."""
-    if isinstance(thing, enum.Enum):
-        return thing.value
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return {f.name: _plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
-    if isinstance(thing, list | tuple):
-        return [_plain(item) for item in thing]
-    return thing
+    if isinstance(node, enum.Enum):
+        return node.value
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return {f.name: _plain(getattr(node, f.name)) for f in dataclasses.fields(node)}
+    if isinstance(node, list | tuple):
+        return [_plain(item) for item in node]
+    return node
 
 
 def _save_array(path: pathlib.Path, array: np.ndarray) -> None:

@@ -144,9 +144,9 @@ class ParallelLoader:
         """See the class; reading begins now."""
         if len(devices) != 1:
             raise DeviceError(
-                f"a loader has one device, which stands for the full mesh, and was given "
-                f"{len(devices)}: {list(devices)}. Pass [torch_xla.device()], and split batches "
-                "with input_sharding."
+                f"a loader takes one device, which is the full mesh, not {len(devices)}: "
+                f"{list(devices)}. Pass [torch_xla.device()], and split batches with "
+                "input_sharding."
             )
         self._device = _checked(devices[0])
         for name, value, least in (
@@ -157,7 +157,7 @@ class ParallelLoader:
             ("host_to_device_transfer_threads", host_to_device_transfer_threads, 1),
         ):
             if value < least:
-                raise ValueError(f"{name} is at least {least}; given: {value}")
+                raise ValueError(f"{name} is at least {least}, not {value}")
         self._cpu_loader = cpu_loader
         self._batches_per_execution = batches_per_execution
         self._uploader = Uploader(
@@ -308,7 +308,7 @@ def _checked(device: Any) -> torch.device:
     checked = torch.device(device)
     if checked.type not in naming.OURS or checked.index not in (None, 0):
         raise DeviceError(
-            f"a loader uploads to {naming.current()}, and was given {checked}; pass "
+            f"a loader uploads to {naming.current()}, not to {checked}; pass "
             f"{naming.current()}, and split batches over its mesh with input_sharding"
         )
     return naming.current()

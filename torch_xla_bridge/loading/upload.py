@@ -1,4 +1,4 @@
-"""Upload: the CPU tensors of a batch become placed `jax` tensors, split as a spec says.
+"""Upload: the CPU tensors of a batch become `jax` tensors, sharded by a spec.
 
 `Uploader.place` runs in any thread. It leaves arrays in the batch, because a tensor belongs to the
 thread that uses it: `Uploader.tensors` makes the tensors there.
@@ -39,7 +39,7 @@ LAST_BATCH = ("keep", "drop", "pad")
 
 @dataclasses.dataclass(frozen=True)
 class TensorSlot:
-    """What stands in a batch for one of its tensors."""
+    """The placeholder of a tensor in a batch."""
 
     index: int
 
@@ -60,7 +60,7 @@ class UploadedTensor:
         array: its elements.
         aval: its shape and dtype.
         sharding: the layout of its buffers; None without a spec.
-        requested: the layout that the spec means, where some axis does not divide and stays whole.
+        requested: the spec's layout, where some axis does not divide and is replicated.
         error: which.
         requires_grad: as on the host.
         host_bytes: how many were sent.
@@ -118,29 +118,29 @@ class Uploader:
     ):
         """See the class."""
         if last_batch not in LAST_BATCH:
-            raise ValueError(f"last_batch is one of {', '.join(LAST_BATCH)}; given: {last_batch!r}")
+            raise ValueError(f"last_batch is one of {', '.join(LAST_BATCH)}, not {last_batch!r}")
         mapping = isinstance(input_sharding, Mapping)
         self._sharding = dict(input_sharding) if mapping else input_sharding
         self._batchdim = batchdim
         self._last_batch = last_batch
         self._where = where
         self._splits: dict[tuple[int, int], Split] = {}
-        self._given: list[Split] = []
+        self._input_splits: list[Split] = []
         for spec in self._sharding.values() if mapping else (input_sharding,):
             if not isinstance(spec, ShardingSpec | None):
                 raise TypeError(
                     "input_sharding is a ShardingSpec(mesh, partition_spec), a dictionary of them "
-                    f"by key, or None; given: {type(spec).__name__}"
+                    f"by key, or None, not a {type(spec).__name__}"
                 )
-            if spec is not None:  # one that does not fit its mesh is told now
-                self._given.append(Split(spec, len(spec.partition_spec)))
+            if spec is not None:  # raises now if it does not fit its mesh
+                self._input_splits.append(Split(spec, len(spec.partition_spec)))
 
     def multiple(self) -> int:
-        """What the rows of a batch must be a multiple of, to be split evenly."""
-        return math.lcm(*(split.shards(self._batchdim) for split in self._given))
+        """The number whose multiples of rows all specs split evenly."""
+        return math.lcm(*(split.shards(self._batchdim) for split in self._input_splits))
 
     def place(self, batch: Any) -> Batch:
-        """Bring a batch to the devices, and wait until it is there.
+        """Upload a batch to the devices, and wait until it has arrived.
 
         Args:
             batch: tensors anywhere in lists, tuples, mappings and objects; what is no CPU tensor
@@ -172,7 +172,7 @@ class Uploader:
         target = {n: -(-n // shards) * shards for n in rows} if self._last_batch == "pad" else {}
         placed = []
         for tensor, split, name in leaves:
-            placed.append(_place(self._padded(tensor, target), split, name))
+            placed.append(_upload(self._padded(tensor, target), split, name))
             if placed[-1].error:
                 notes.setdefault("uneven", f"{placed[-1].error}. {_UNEVEN}")
         return Batch(tree, placed, notes)
@@ -194,7 +194,7 @@ class Uploader:
         """The batch with a `TensorSlot` for each CPU tensor, and these."""
         leaves: list[HostTensor] = []
 
-        def part(tree: Any, spec: Any, name: str) -> Any:
+        def flatten(tree: Any, spec: Any, name: str) -> Any:
             def take(tensor: torch.Tensor, path: str) -> Any:
                 if tensor.device.type != "cpu":
                     return tensor
@@ -205,7 +205,7 @@ class Uploader:
 
         shardings = self._sharding
         if not isinstance(shardings, Mapping):
-            return part(batch, shardings, "batch"), leaves
+            return flatten(batch, shardings, "batch"), leaves
         keys = ", ".join(map(repr, shardings))
         if not isinstance(batch, Mapping):
             raise ValueError(
@@ -216,13 +216,13 @@ class Uploader:
         items, absent = {}, []
         for key, tree in batch.items():
             before = len(leaves)
-            items[key] = part(tree, shardings.get(key), f"batch[{key!r}]")
+            items[key] = flatten(tree, shardings.get(key), f"batch[{key!r}]")
             if key not in shardings and len(leaves) > before:
                 absent.append(repr(key))
         if absent:
             raise KeyError(
                 f"input_sharding has no entry for {', '.join(absent)}; it has {keys or 'none'}. "
-                "Add a ShardingSpec for each, or None for what stays whole."
+                "Add a ShardingSpec for each, or None for a tensor that is not sharded."
             )
         return with_items(batch, items), leaves
 
@@ -267,7 +267,7 @@ def _uneven_minibatch(rows: list[int], leaves: list[HostTensor]) -> str:
     )
 
 
-def _place(tensor: torch.Tensor, split: Split | None, name: str) -> UploadedTensor:
+def _upload(tensor: torch.Tensor, split: Split | None, name: str) -> UploadedTensor:
     """Copy a tensor and send the copy."""
     host = _snapshot(tensor)
     sharding, requested, error, shape = None, None, "", host.shape
@@ -304,5 +304,5 @@ def _snapshot(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _rewritten(batch: Any, kind: type, change: Callable[[Any, str], Any]) -> Any:
-    """The batch with every instance of `kind` changed; modules in it are left alone."""
-    return rewrite(batch, lambda value: isinstance(value, kind), change, whole=(torch.nn.Module,))
+    """The batch with every instance of `kind` changed; modules in it remain as they are."""
+    return rewrite(batch, lambda value: isinstance(value, kind), change, opaque=(torch.nn.Module,))

@@ -1,8 +1,8 @@
 """torch_xla's collectives between replicas, where there is one replica.
 
 In SPMD a script is one replica, however many chips a mesh has: XLA places the collectives between
-them, and these functions have nobody to talk to. They give what torch_xla gives at a world size of
-one, so that scripts which call them go on working, and refuse what would need others.
+them. These functions return what torch_xla's return at a world size of one, so scripts that call
+them keep working, and raise where a second replica is needed.
 
 >>> import torch
 >>> x = torch.arange(4.0, device="jax")
@@ -68,7 +68,7 @@ def all_gather(
         raise RuntimeError(
             "all_gather of a list of tensors cannot pin the layout; pass pin_layout=False"
         )
-    return _given("all_gather", value, output, lambda tensor: _expanded(tensor, dim).clone())
+    return _apply("all_gather", value, output, lambda tensor: _expanded(tensor, dim).clone())
 
 
 def reduce_scatter(
@@ -83,17 +83,17 @@ def reduce_scatter(
     channel_id: int | None = None,
     use_global_device_ids: bool | None = None,
 ) -> Any:
-    """Reduce over one replica, and give it the only part.
+    """Reduce over one replica, which gets the only shard.
 
     Raises:
-        ValueError: more parts or other replicas are named.
+        ValueError: more shards or other replicas are named.
         TypeError: `input` or `output` is something else.
         IndexError: a tensor has no axis `scatter_dim`.
     """
     _check_kind(reduce_type)
     check_groups("reduce_scatter", groups)
     _check_count("reduce_scatter", "shard_count", shard_count)
-    return _given("reduce_scatter", input, output, lambda t: _expanded(t, scatter_dim) * scale)
+    return _apply("reduce_scatter", input, output, lambda t: _expanded(t, scatter_dim) * scale)
 
 
 def all_to_all(
@@ -104,10 +104,10 @@ def all_to_all(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> torch.Tensor:
-    """Exchange parts with one replica: a copy.
+    """Exchange shards with one replica: a copy.
 
     Raises:
-        ValueError: more parts or other replicas are named.
+        ValueError: more shards or other replicas are named.
         IndexError: the tensor has no such axis.
     """
     check_groups("all_to_all", groups)
@@ -133,17 +133,17 @@ def collective_broadcast(
 
 
 def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Refused: there is no other replica."""
+    """Raises: there is no other replica."""
     raise RuntimeError(_no_partner("send"))
 
 
 def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Refused: there is no other replica."""
+    """Raises: there is no other replica."""
     raise RuntimeError(_no_partner("recv"))
 
 
 def check_groups(op: str, groups: Any, *, same: bool = False) -> None:
-    """Refuse groups with other replicas than 0."""
+    """Raise if a group has other replicas than 0."""
     for group in groups or ():
         members = [group] if isinstance(group, int) else list(group)
         if any(member != 0 for member in members) or (len(members) > 1 and not same):
@@ -172,7 +172,7 @@ def _check_count(op: str, name: str, count: int) -> None:
     if count != 1:
         raise ValueError(
             f"{op} with {name}={count} needs {count} replicas, and an SPMD script is one: pass "
-            f"{name}=1, or lay the tensor out over the chips with mark_sharding"
+            f"{name}=1, or shard the tensor over the chips with mark_sharding"
         )
 
 
@@ -182,8 +182,8 @@ def _expanded(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return tensor
 
 
-def _given(op: str, value: Any, output: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """What a collective makes of a tensor or a list, in `output` if there is one."""
+def _apply(op: str, value: Any, output: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply a collective to a tensor or to each of a list, into `output` if there is one."""
     if isinstance(value, torch.Tensor):
         if output is None:
             return make(value)

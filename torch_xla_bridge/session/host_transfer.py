@@ -81,8 +81,8 @@ def send(datas: Any, device: str | torch.device, input_sharding: Any = None) -> 
     """
     if torch.device(device).type not in naming.OURS:
         raise RuntimeError(
-            f"data is sent to {naming.current()}, and {str(device)!r} was asked for; use "
-            "tensor.to(device) for that"
+            f"data is sent to {naming.current()}, not to {str(device)!r}; use tensor.to(device) "
+            "for that"
         )
 
     def convert(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Submodules that are imported when somebody asks for them.
+"""Submodules that are imported at their first use.
 
 After `import torch_xla` a script may write `torch_xla.distributed.spmd.Mesh`. Loading everything
-for that would be slow, so a package gives itself a `__getattr__` that imports what is asked for.
+for that would be slow, so a package has a `__getattr__` that imports the submodule.
 
 >>> import sys, types
 >>> package = types.ModuleType("json")

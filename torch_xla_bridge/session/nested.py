@@ -1,4 +1,4 @@
-"""Values anywhere inside lists, dictionaries and objects, replaced; containers keep their types.
+"""Replace values anywhere inside lists, dictionaries and objects; containers keep their types.
 
 >>> def is_number(value):
 ...     return type(value) is int
@@ -24,7 +24,7 @@ NO_CONTAINERS = (type, types.FunctionType, types.ModuleType, types.MethodType)
 
 
 class DataWrapper:
-    """A base class for data that says itself which of its tensors go to the device."""
+    """A base class for data that declares which of its tensors go to the device."""
 
     def get_tensors(self) -> list[Any]:
         """The CPU tensors to send."""
@@ -40,16 +40,16 @@ def rewrite(
     select: Select,
     change: Callable[[Any, str], Any],
     *,
-    whole: tuple[type, ...] = (),
+    opaque: tuple[type, ...] = (),
 ) -> Any:
     """A structure with every selected value changed.
 
     Lists, tuples, named tuples, sets, mappings with their keys, `DataWrapper`s and the attributes
-    of other objects are searched. An object without any is returned as it is, and what stands in
-    two places is changed once. The batch sizes of a `PackedSequence` stay, as torch wants them on
-    the CPU.
+    of other objects are searched, those of `opaque` classes excepted. An object without any is
+    returned as it is, and one that is referenced twice is changed once. The batch sizes of a
+    `PackedSequence` remain, as torch requires them on the CPU.
     """
-    return _Rewriter(select, change, (*NO_CONTAINERS, *whole)).of(value, "")
+    return _Rewriter(select, change, (*NO_CONTAINERS, *opaque)).of(value, "")
 
 
 def with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -68,9 +68,9 @@ def with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 class _Rewriter:
-    def __init__(self, select: Select, change: Callable[[Any, str], Any], whole: tuple[type, ...]):
+    def __init__(self, select: Select, change: Callable[[Any, str], Any], opaque: tuple[type, ...]):
         self._select = select
-        self._whole = whole
+        self._opaque = opaque
         self._change = change
         self._done: dict[int, tuple[Any, Any]] = {}
 
@@ -81,11 +81,11 @@ class _Rewriter:
             return self._keep(value, self._change(value, path))
         if isinstance(value, _PLAIN):
             return value
-        self._keep(value, value)  # met again inside itself
+        self._keep(value, value)  # it may contain itself
         return self._keep(value, self._container(value, path))
 
     def _keep(self, old: Any, new: Any) -> Any:
-        self._done[id(old)] = (old, new)  # held, so that no other object gets its id
+        self._done[id(old)] = (old, new)  # a reference to `old`, so that its id is not reused
         return new
 
     def _container(self, value: Any, path: str) -> Any:
@@ -109,7 +109,7 @@ class _Rewriter:
         if isinstance(value, DataWrapper):
             fields = value.get_tensors()
             return value.from_tensors([self.of(p, f"{path}[{n}]") for n, p in enumerate(fields)])
-        if hasattr(value, "__dict__") and not isinstance(value, self._whole):
+        if hasattr(value, "__dict__") and not isinstance(value, self._opaque):
             return self._object(value, path)
         return value
 

@@ -18,15 +18,15 @@ def for_each_instance(value: Any, select_fn: Select, fn: Callable[[Any], Any]) -
     _visit(value, select_fn, fn, {})
 
 
-def _visit(value: Any, select: Select, fn: Callable[[Any], Any], seen: dict[int, Any]) -> None:
-    if id(value) in seen:
+def _visit(value: Any, select: Select, fn: Callable[[Any], Any], visited: dict[int, Any]) -> None:
+    if id(value) in visited:
         return
-    seen[id(value)] = value  # held, so that no other object gets its id
+    visited[id(value)] = value  # held, so that no other object gets its id
     if select(value):
         fn(value)
         return
     for child in _children(value):
-        _visit(child, select, fn, seen)
+        _visit(child, select, fn, visited)
 
 
 def _children(value: Any) -> list[Any]:

@@ -142,7 +142,7 @@ def _xla_step_marker(
 
 
 def _xla_get_rng_seed(device: str = "") -> int:
-    """Where the random numbers stand."""
+    """The state of the random numbers."""
     return _xla_model.get_rng_state()
 
 
@@ -157,25 +157,25 @@ def _xla_num_runtime_devices() -> int:
 
 
 def _init_computation_client() -> None:
-    """Nothing: JAX starts its devices when they are asked for."""
+    """No effect: JAX starts its devices at first use."""
 
 
 def _ensure_xla_coordinator_initialized(
     global_rank: int, world_size: int, master_addr: str, port: str = ""
 ) -> None:
-    """Nothing, where JAX knows all processes of the job already."""
+    """No effect, where JAX already has all processes of the job."""
     if world_size > _jax.process_count():
         raise _DistributedError(
-            f"process {global_rank} is one of {world_size}, and JAX knows of "
+            f"process {global_rank} is one of {world_size}, and JAX has "
             f"{_jax.process_count()}; call isoshard.distributed.init_distributed() before any "
-            "tensor is made"
+            "tensor is created"
         )
 
 
 def _xla_set_enable_alias_with_buffer_donor_config(should_alias: bool) -> None:
-    """Nothing: memory that nobody else uses is given to results anyway."""
+    """No effect: memory without other references is always reused for results."""
 
 
 def _xla_get_enable_alias_with_buffer_donor_config() -> bool:
-    """True: memory that nobody else uses is given to results."""
+    """True: memory without other references is reused for results."""
     return True

@@ -68,5 +68,5 @@ _submodule = submodules(
 
 
 def __getattr__(name: str) -> object:
-    """A submodule, when it is asked for; `xm` is that of `core`."""
+    """A submodule, imported at first use; `xm` is that of `core`."""
     return _submodule("core").xla_model if name == "xm" else _submodule(name)

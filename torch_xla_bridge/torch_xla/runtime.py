@@ -19,8 +19,8 @@ import torch
 
 from isoshard.core.kit import Device, compilation_cache
 from isoshard.torch_bridge.kit import auto_spmd, hardware, is_spmd, naming, program, use_spmd
-from isoshard.torch_xla_bridge.session.one_replica import get_local_ordinal as local_ordinal
-from isoshard.torch_xla_bridge.session.one_replica import get_ordinal as global_ordinal
+from isoshard.torch_xla_bridge.session.replicas import get_local_ordinal as local_ordinal
+from isoshard.torch_xla_bridge.session.replicas import get_ordinal as global_ordinal
 
 __all__ = [
     "addressable_device_count",

@@ -157,7 +157,7 @@ def launch(
     start_method: str = "spawn",
     debug_single_process: bool = False,
 ) -> None:
-    """Run a function as one replica; several are refused.
+    """Run a function as one replica; several raise.
 
     Args:
         fn: called with the number of the replica, 0, and then `args`.

@@ -1,4 +1,4 @@
-"""Layouts without a mesh: torch_xla says which device has which block, and names no axes.
+"""Shardings without a mesh: torch_xla reports the block of each device, without axis names.
 
 >>> by_itself(Tiles([[0, 4], [1, 5], [2, 6], [3, 7]]))
 NamedSharding(mesh=Mesh('replica': 2, 'dim0': 4, axis_types=(Auto, Auto)), spec=P('dim0',), \
@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.kit import Tiles, digits, make_mesh, named_sharding
 
-from .backend_mesh import numbered
+from .backend_mesh import device_by_id
 
 
 def by_itself(tiles: Tiles) -> NamedSharding:
@@ -29,7 +29,7 @@ def by_itself(tiles: Tiles) -> NamedSharding:
     split = [axis for axis, count in enumerate(tiles.blocks) if count > 1]
     names = [*(f"dim{axis}" for axis in split), "replica"]
     sizes = [*(tiles.blocks[axis] for axis in split), tiles.replicas]
-    devices = [numbered(int(number)) for number in tiles.grid.ravel()]
+    devices = [device_by_id(int(device_id)) for device_id in tiles.grid.ravel()]
     spec = P(*(f"dim{axis}" if axis in split else None for axis in range(tiles.ndim)))
     return named_sharding(spec, make_mesh(sizes, names, devices=devices), tiles.ndim)
 
@@ -41,13 +41,13 @@ def _in_device_order(tiles: Tiles) -> NamedSharding | None:
         line = np.moveaxis(tiles.grid, axis, -1).reshape(-1, tiles.grid.shape[axis])[0]
         runs = digits(line) if len(line) > 1 else []
         name = f"dim{axis}" if axis < tiles.ndim else "replica"
-        names = [name] if len(runs) == 1 else [f"{name}_{number}" for number in range(len(runs))]
+        names = [name] if len(runs) == 1 else [f"{name}_{index}" for index in range(len(runs))]
         axes += [(stride, size, name) for (size, stride), name in zip(runs, names, strict=True)]
         entries.append(tuple(names))
     axes.sort(reverse=True)
     sizes = [size for _, size, _ in axes] or [1]
     if int(np.prod(sizes)) != tiles.num_devices:
         return None
-    devices = [numbered(number) for number in range(tiles.num_devices)]
+    devices = [device_by_id(device_id) for device_id in range(tiles.num_devices)]
     mesh = make_mesh(sizes, [name for *_, name in axes] or ["replica"], devices=devices)
     return named_sharding(tuple(entry or None for entry in entries[:-1]), mesh, tiles.ndim)

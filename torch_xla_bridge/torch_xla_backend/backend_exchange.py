@@ -1,11 +1,11 @@
 """Buffers of torch_xla and JAX: shared through DLPack, or copied through the host.
 
-On the CPU and without SPMD both look at the same memory. Under SPMD torch_xla gives its shards to
-nobody and takes none (its DLPack functions fail, and end the process), so both directions copy
-through the host, and `copy=False` raises.
+On the CPU and without SPMD both use the same memory. Under SPMD torch_xla neither exports nor
+imports shards (its DLPack functions fail, and end the process), so both directions copy through the
+host, and `copy=False` raises.
 
-Whoever shares sees what is written to the memory later; torch_xla itself writes to none that it
-has shared, as its in-place operations make new buffers.
+A write to shared memory is visible on both sides; torch_xla itself never writes to memory that it
+has shared, as its in-place operations allocate new buffers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from isoshard.core.kit import (
 from isoshard.torch_bridge.kit import from_numpy, logical_dtype, to_numpy
 
 from .backend_marks import annotation, mark, sharding_of
-from .backend_mesh import mesh_to_torch_xla, numbered
+from .backend_mesh import device_by_id, mesh_to_torch_xla
 from .real import execute, is_spmd, load, plain
 
 
@@ -38,11 +38,11 @@ def to_jax(
     copy: bool | None = None,
     name: str = "tensor",
 ) -> jax.Array:
-    """Give the values of a tensor of torch_xla as a `jax.Array`; executes what it waits for.
+    """Convert a tensor of torch_xla to a `jax.Array`; executes the operations it depends on.
 
     Args:
         tensor: on torch_xla's device.
-        sharding: the layout; by default that of the tensor.
+        sharding: of the array; by default that of the tensor.
         copy: None shares memory where that is possible, False shares or raises, True copies.
         name: of the tensor, for messages.
 
@@ -61,7 +61,7 @@ def to_jax(
             "graph; pass tensor.detach()"
         )
     if is_spmd() and copy is False:
-        raise _refusal(name, "under SPMD torch_xla gives its shards to nobody")
+        raise _refusal(name, "under SPMD torch_xla does not export its shards")
     execute(bare)
     if is_spmd():
         return reshard_array(_from_shards(tensor, bare, name), sharding, name=name)
@@ -70,15 +70,15 @@ def to_jax(
 
 
 def from_jax(array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
-    """Give the values of a `jax.Array` as a tensor of torch_xla.
+    """Convert a `jax.Array` to a tensor of torch_xla.
 
     Args:
         array: on one device, or sharded over all of them.
         copy: None shares memory where that is possible, False shares or raises, True copies.
 
     Returns:
-        A tensor of the same dtype on torch_xla's device. Under SPMD it has the layout of `array`;
-        without, its memory on a CPU, if one device holds it all.
+        A tensor of the same dtype on torch_xla's device. Under SPMD it has the sharding of
+        `array`; without, its memory on a CPU, if `array` is on one device.
 
     Raises:
         CopyError: memory cannot be shared under copy=False.
@@ -90,7 +90,7 @@ def from_jax(array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
     dtype = logical_dtype(array.dtype)
     if is_spmd():
         if copy is False:
-            raise _refusal("array", "under SPMD torch_xla takes shards from nobody")
+            raise _refusal("array", "under SPMD torch_xla does not import shards")
         return _to_shards(array, dtype)
     why = _why_copied(array)
     if why and copy is False:
@@ -102,8 +102,8 @@ def from_jax(array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
 
 
 def _view(bare: torch.Tensor, name: str, copy: bool | None) -> torch.Tensor:
-    """The memory of a tensor that one device holds, as a CPU tensor."""
-    why = _why_not_here()
+    """The memory of a tensor on one device, as a CPU tensor."""
+    why = _why_no_dlpack()
     if bare.dtype.is_floating_point and bare.dtype.itemsize == 1:
         why = f"DLPack has no {bare.dtype} here"
     if not why:
@@ -126,7 +126,7 @@ def _from_shards(tensor: torch.Tensor, bare: torch.Tensor, name: str) -> jax.Arr
     arrays_ = []
     for shard in shards:
         _count_copies(shard.data.nbytes)
-        device = numbered(int(shard.shard_device.rpartition(":")[2]))
+        device = device_by_id(int(shard.shard_device.rpartition(":")[2]))
         host = to_numpy(shard.data)
         arrays_.append(host_to_jax(host, SingleDeviceSharding(device), name=name))
     return jax.make_array_from_single_device_arrays(shape, source, arrays_)
@@ -157,10 +157,10 @@ def _why_copied(array: jax.Array) -> str:
         return f"the array is on {platform}"
     if array.dtype.name.startswith("float8"):
         return f"DLPack has no {array.dtype.name} here"
-    return _why_not_here()
+    return _why_no_dlpack()
 
 
-def _why_not_here() -> str:
+def _why_no_dlpack() -> str:
     kind = load("torch_xla.runtime").device_type()
     return "" if kind == "CPU" else f"torch_xla runs on {kind}, and its DLPack takes only CPUs"
 

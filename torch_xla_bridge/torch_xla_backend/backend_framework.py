@@ -14,7 +14,7 @@ from . import backend_exchange, backend_marks
 
 
 class TorchXla(old_torch.OldTorch):
-    """Core's verbs for tensors of torch_xla; those for other objects of an old torch refuse."""
+    """Core's verbs for tensors of torch_xla; those for other objects of an old torch raise."""
 
     def sharding_of(self, x: Any) -> Any:
         """See `marking.sharding_of`."""

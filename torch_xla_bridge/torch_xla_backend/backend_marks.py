@@ -26,7 +26,7 @@ from isoshard.core.kit import spec_axis_names as axis_names
 from isoshard.torch_bridge.kit import WeakTensorKeyDictionary
 
 from .anonymous import by_itself
-from .backend_mesh import any_mesh, device_ids, mesh_from_torch_xla, mesh_to_torch_xla, numbered
+from .backend_mesh import any_mesh, device_by_id, device_ids, mesh_from_torch_xla, mesh_to_torch_xla
 from .real import execute, is_spmd, load, plain
 
 _meshes: Any = or_absent(WeakTensorKeyDictionary)  # of the tensors that we marked
@@ -98,7 +98,7 @@ def sharding_of(tensor: torch.Tensor, mesh: Any = None) -> NamedSharding:
     """
     bare = plain(tensor)
     if not is_spmd():
-        device = numbered(bare.device.index or 0)
+        device = device_by_id(bare.device.index or 0)
         return NamedSharding(make_mesh((1,), ("device",), devices=[device]), P())
     text = annotation(bare)
     if not text:
@@ -123,8 +123,8 @@ def _entries(sharding: NamedSharding, ndim: int) -> tuple[Any, ...]:
 
     By index, as torch_xla's `placements` are wrong for names.
     """
-    number = {name: index for index, name in enumerate(sharding.mesh.axis_names)}
-    groups = [tuple(number[name] for name in axis_names(entry)) for entry in sharding.spec]
+    axis_ids = {name: index for index, name in enumerate(sharding.mesh.axis_names)}
+    groups = [tuple(axis_ids[name] for name in axis_names(entry)) for entry in sharding.spec]
     entries = [group if len(group) > 1 else group[0] if group else None for group in groups]
     return (*entries, *(None,) * (ndim - len(entries)))
 
@@ -133,8 +133,8 @@ def _sharding(tensor: torch.Tensor, mesh: Any, spec: Any) -> NamedSharding:
     if isinstance(mesh, NamedSharding):
         if spec is not None:
             raise SpecError(
-                f"a NamedSharding has its spec, {mesh.spec}; {spec} beside it is one too many. "
-                "Pass the NamedSharding alone, or a mesh and the spec."
+                f"a NamedSharding has its own spec, {mesh.spec}, and the spec {spec} was passed as "
+                "well. Pass the NamedSharding alone, or a mesh and the spec."
             )
         mesh, spec = mesh_of(mesh), mesh
     else:

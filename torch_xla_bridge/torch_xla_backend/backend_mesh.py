@@ -46,7 +46,7 @@ def mesh_from_torch_xla(mesh: Any) -> Mesh:
     shape = tuple(int(extent) for extent in mesh.mesh_shape)
     names = mesh.axis_names or tuple(str(axis) for axis in range(len(shape)))
     ids = [int(id_) for id_ in mesh.device_ids]
-    return make_mesh(shape, names, devices=[numbered(id_) for id_ in ids])
+    return make_mesh(shape, names, devices=[device_by_id(id_) for id_ in ids])
 
 
 def any_mesh(mesh: Any) -> Mesh:
@@ -62,16 +62,16 @@ def device_ids(mesh: Mesh) -> list[int]:
     return [index_of.get(device, -1) for device in mesh.devices.flat]
 
 
-def numbered(number: int) -> Device:
-    """JAX's device that is torch_xla's `number`."""
+def device_by_id(device_id: int) -> Device:
+    """JAX's device that is torch_xla's `device_id`."""
     devices = jax.devices()
-    if number >= len(devices):
+    if device_id >= len(devices):
         raise DeviceError(
-            f"torch_xla's device {number} has no counterpart: JAX has {len(devices)} devices "
+            f"torch_xla's device {device_id} has no counterpart: JAX has {len(devices)} devices "
             f"({jax.default_backend()}), torch_xla has {_count()}. Give JAX as many: call "
             f"isoshard.simulate_devices({_count()}) before anything else."
         )
-    return devices[number]
+    return devices[device_id]
 
 
 @cached(64)

@@ -33,7 +33,7 @@ def matmul(site: Site) -> Factors:
 
 @rule("Gemm")
 def gemm(site: Site) -> Factors:
-    """As MatMul, either side transposed if its attribute says so, and C broadcast to the result."""
+    """As MatMul, either side transposed by its attribute, and C broadcast to the result."""
     a = ("k", "m") if site.int_attribute("transA", 0) else ("m", "k")
     b = ("n", "k") if site.int_attribute("transB", 0) else ("k", "n")
     if not site.has(2):
@@ -70,7 +70,7 @@ def einsum(site: Site) -> Factors:
 
 @rule("Attention")
 def attention(site: Site) -> Factors:
-    """Batch and heads may be split; positions of keys meet in the softmax."""
+    """Batch and heads may be split; the softmax reduces over positions of keys."""
     ranks = [len(site.shape(index)) for index in range(3)]
     if set(ranks) not in ({3}, {4}) or len(site.node.outputs) > 1:
         raise Unfit("there is no rule for caches, or for q, k and v of different rank")

@@ -22,7 +22,7 @@ SUMS = [
 
 @rule(*SUMS)
 def reduce(site: Site) -> Factors:
-    """The axes that are left keep their factor; one that stays with size 1 has none."""
+    """The remaining axes keep their factor; one that is kept with size 1 has none."""
     rank = len(site.shape(0))
     axes = site.axes(1, rank)
     if not axes and not site.int_attribute("noop_with_empty_axes", 0):
@@ -33,7 +33,7 @@ def reduce(site: Site) -> Factors:
 
 @rule("ArgMax", "ArgMin")
 def position(site: Site) -> Factors:
-    """As a sum; where the largest one stands is counted over all shards."""
+    """As a sum; the index of the largest element counts over all shards."""
     rank = len(site.shape(0))
     axis = site.axis(0, rank)
     return _reduced(site, rank, [axis], site.int_attribute("keepdims", 1), EXTENSION)
@@ -41,7 +41,7 @@ def position(site: Site) -> Factors:
 
 @rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def global_pool(site: Site) -> Factors:
-    """A sum over all axes but batch and channels, which stay with size 1."""
+    """A sum over all axes but batch and channels; the others are kept with size 1."""
     rank = len(site.shape(0))
     return _reduced(site, rank, list(range(2, rank)), 1, EXTENSION)
 
@@ -82,8 +82,8 @@ def layer_norm(site: Site) -> Factors:
 
 
 @rule("CumSum", "TopK")
-def over_one_axis(site: Site) -> Factors:
-    """Other axes may be split; the one it works along is gathered."""
+def along_axis(site: Site) -> Factors:
+    """Other axes may be split; the axis of the operator is gathered."""
     names = named("a", len(site.shape(0)))
     if site.node.op_type == "CumSum":
         axes = [site.within(axis, len(names)) for axis in site.constant(1)]

@@ -1,4 +1,4 @@
-"""Activations: what stands between the layers of a network."""
+"""Activation functions."""
 
 from __future__ import annotations
 

@@ -122,9 +122,9 @@ def bit_shift(x, y, *, direction):
 
 
 @operator("PRelu", since=7)
-def prelu(x, slope):
-    """The input; where it is negative, times `gradient`."""
-    return jnp.where(x < 0, x * slope, x)
+def prelu(x, weight):
+    """The input; where it is negative, times `weight`, which ONNX calls slope."""
+    return jnp.where(x < 0, x * weight, x)
 
 
 @operator("MatMul")

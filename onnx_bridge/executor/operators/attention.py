@@ -60,7 +60,7 @@ def attention(
         The attended values, shaped like `q`; all keys; all values; what the mode says.
     """
     if (past_key is None) != (past_value is None):
-        raise ModelError("past_key and past_value are given both or not at all")
+        raise ModelError("past_key and past_value must both be inputs, or neither")
     flat = q.ndim == 3
     q, k, v = _heads(q, q_num_heads), _heads(k, kv_num_heads), _heads(v, kv_num_heads)
     past = 0

@@ -32,17 +32,17 @@ def constant(
     value_string=None,
     value_strings=None,
 ):
-    """The attribute that is given, known while compiling."""
+    """The attribute that the node has, known while compiling."""
     if value is not None:
         return numpy_helper.to_array(value)
-    for numbers, dtype in (
+    for attribute, dtype in (
         (value_float, np.float32),
         (value_floats, np.float32),
         (value_int, np.int64),
         (value_ints, np.int64),
     ):
-        if numbers is not None:
-            return np.asarray(numbers, dtype)
+        if attribute is not None:
+            return np.asarray(attribute, dtype)
     kind = "a sparse tensor" if sparse_value is not None else "strings"
     raise ModelError(f"the constant is {kind}, which JAX does not have")
 
@@ -83,7 +83,7 @@ def eye_like(x, *, dtype=None, k=0):
 
 @operator("Trilu", since=14)
 def trilu(x, k=None, *, upper=1):
-    """The matrices without what lies below (`upper=0`: above) their k-th diagonal."""
+    """The matrices with zeros below (`upper=0`: above) their k-th diagonal."""
     shift = jnp.int32(0) if k is None else k.reshape(()).astype(jnp.int32)
     rows, columns = (jax.lax.broadcasted_iota(jnp.int32, x.shape[-2:], axis) for axis in (0, 1))
     mask = columns >= rows + shift if upper else columns <= rows + shift
@@ -91,7 +91,7 @@ def trilu(x, k=None, *, upper=1):
 
 
 @operator("OneHot", since=9, static=("depth",))
-def one_hot(indices, depth, values, *, axis=-1):
+def onehot(indices, depth, values, *, axis=-1):
     """The second of `values` where an index points along a new axis, the first elsewhere."""
     depth = int(scalar_of(depth, "depth"))
     axis = axis_of(axis, indices.ndim + 1)
@@ -104,7 +104,7 @@ def one_hot(indices, depth, values, *, axis=-1):
 
 @operator("Cast", since=6, host=largest)
 def cast(x, *, to, saturate=1, round_mode="up"):
-    """The values in another dtype; of floats, integers keep what stands before the point."""
+    """The values in another dtype; floats are truncated to integers."""
     return _cast(x, dtype_of(to), saturate)
 
 

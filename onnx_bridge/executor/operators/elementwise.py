@@ -93,7 +93,7 @@ def logical_not(x):
 
 @operator("IsInf")
 def isinf(x, *, detect_negative=1, detect_positive=1):
-    """Whether an element is infinite, of the asked signs."""
+    """Whether an element is infinite, of the signs that the attributes select."""
     result = jnp.zeros(x.shape, bool)
     if detect_positive:
         result |= jnp.isposinf(x)

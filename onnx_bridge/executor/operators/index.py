@@ -48,12 +48,12 @@ def gather_nd(data, indices, *, batch_dims=0):
     if not 0 <= batch_dims < min(data.ndim, indices.ndim):
         raise ModelError(f"batch_dims is {batch_dims}, of tensors {data.shape}, {indices.shape}")
 
-    def gather_one(data, indices):
+    def gather_slices(data, indices):
         return data.at[tuple(jnp.moveaxis(indices, -1, 0))].get(mode="fill")
 
     for _ in range(batch_dims):
-        gather_one = jax.vmap(gather_one)
-    return gather_one(data, indices)
+        gather_slices = jax.vmap(gather_slices)
+    return gather_slices(data, indices)
 
 
 @operator("ScatterElements", since=11)

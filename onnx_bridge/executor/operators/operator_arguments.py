@@ -1,4 +1,4 @@
-"""What many operators ask of their arguments: dtypes, axes, NumPy or JAX.
+"""Helpers for the arguments of operators: dtypes, axes, NumPy or JAX.
 
 >>> axes_of(np.array([-1, 0]), 3)
 (2, 0)
@@ -61,11 +61,7 @@ def dtype_of(code: int) -> np.dtype:
 
 
 def physical(dtype: np.dtype) -> np.dtype:
-    """The dtype in which a JAX array holds values of `dtype`.
-
-    Args:
-        dtype: as the model has it.
-    """
+    """The dtype in which a JAX array holds values of `dtype`."""
     return device_dtype(dtype, f"a tensor of {dtype}")
 
 

@@ -39,7 +39,7 @@ def max_pool(
     strides=None,
     outputs,
 ):
-    """The largest element of each window, and its place if that is asked for.
+    """The largest element of each window, and its index if the node has that output.
 
     Args:
         x: `(batch, channels, *spatial)`.
@@ -143,5 +143,5 @@ def global_lp_pool(x, *, p=2):
 
 def _spatial(x):
     if x.ndim < 3:
-        raise ModelError(f"a shape (batch, channels, spatial..) is wanted, and {x.shape} is given")
+        raise ModelError(f"its input has shape {x.shape}, not (batch, channels, spatial..)")
     return tuple(range(2, x.ndim))

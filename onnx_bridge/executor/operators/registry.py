@@ -45,7 +45,7 @@ class Operator:
         since: the first opset version it is right for.
         function: the JAX function.
         static: names of inputs that must be known when the program is compiled.
-        known: names of inputs that stay NumPy arrays if they are known.
+        keep_numpy: names of inputs that stay NumPy arrays if they are known.
         host: an upper bound of the elements of the result, from the inputs, for operators that
             compute with NumPy arrays as well as with JAX's; None for others.
         counted: the function takes `outputs=`, the number of results that the node names.
@@ -59,7 +59,7 @@ class Operator:
     since: int
     function: Callable[..., Any]
     static: tuple[str, ...]
-    known: tuple[str, ...]
+    keep_numpy: tuple[str, ...]
     host: Callable[[Sequence[np.ndarray]], int] | None
     counted: bool
     inputs: tuple[str, ...]

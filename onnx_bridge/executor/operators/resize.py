@@ -34,7 +34,7 @@ _POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
 class Axis(NamedTuple):
-    """What is asked of one axis.
+    """The resizing of one axis.
 
     Attributes:
         size: of the input.
@@ -123,7 +123,7 @@ def resize(
 
 @operator("Resize", since=10, static=("scales",))
 def resize_10(x, scales, *, mode="nearest"):
-    """`Resize` of opset 10: element i of the result lies at i / scale."""
+    """`Resize` of opset 10: element i of the result is at i / scale."""
     return resize(
         x,
         None,

@@ -120,7 +120,7 @@ def concat(*inputs, axis):
 
 @operator("Split", since=18, static=("split",), host=largest, counted=True)
 def split(x, split=None, *, axis=0, num_outputs=None, outputs):
-    """Pieces along an axis: of the given sizes, or alike with a smaller last one."""
+    """Slices along an axis: of the sizes passed, or of equal size with a smaller last one."""
     axis = axis_of(axis, x.ndim)
     if split is not None:
         return _split_at(x, sizes_of(split), axis, outputs)

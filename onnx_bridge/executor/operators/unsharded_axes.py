@@ -1,4 +1,4 @@
-"""Axes that XLA's partitioner must find whole.
+"""Axes that must be unsharded for XLA's partitioner.
 
 A running sum, and a convolution that is dilated, grouped, transposed or whose kernel is split, come
 out wrong where XLA splits them along such an axis. Their functions ask for the axes that they need

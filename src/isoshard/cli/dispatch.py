@@ -25,7 +25,7 @@ from isoshard.core.installation import install_command
 
 COMMANDS = {
     "doctor": ("isoshard.cli.doctor", "what is installed, which devices, what works here"),
-    "demo": ("isoshard.cli.demo", "train a transformer on a mesh from PyTorch, go on in JAX"),
+    "demo": ("isoshard.cli.demo", "train a transformer on a mesh from PyTorch, continue in JAX"),
     "run-torch-xla": (
         "isoshard.torch_xla_bridge.cli.run_torch_xla",
         "run a script of torch_xla's SPMD API",
@@ -116,7 +116,13 @@ def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
-        ["usage: isoshard COMMAND [ARGS]", "", *lines, "", "isoshard COMMAND --help tells more"]
+        [
+            "usage: isoshard COMMAND [ARGS]",
+            "",
+            *lines,
+            "",
+            "isoshard COMMAND --help shows its options",
+        ]
     )
 
 

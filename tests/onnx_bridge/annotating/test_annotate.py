@@ -69,7 +69,7 @@ def test_the_name_of_a_weight_that_an_exporter_renamed_and_turned(mesh):
     write_parameters(model, {"w0": Origin("net.0.weight", (1, 0))})
     done = annotate(model, mesh, {"net.*.weight": P("model")})
     assert layout(done).parameters["w0"][0].spec == P(None, "model")
-    with pytest.raises(AnnotationError, match=r"'net.0.weight', whose axes stand in another order"):
+    with pytest.raises(AnnotationError, match=r"'net.0.weight', whose axes are in another order"):
         annotate(model, mesh, {"net.0.weight": "{replicated}"})
 
 

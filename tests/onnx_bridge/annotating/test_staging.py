@@ -56,7 +56,7 @@ def test_stages_along_an_axis():
 
 
 @pytest.mark.parametrize(("given", "match"), [
-    ({"up7": 0}, "stages are given for 'up7', and no node or module.*'up0', 'bias0'"),
+    ({"up7": 0}, "stages has 'up7', which match no node or module.*'up0', 'bias0'"),
     (lambda node: None, "no node gets one"),
     (lambda node: "first", "node 'up0' gets 'first'"),
     (lambda node: True, "node 'up0' gets True"),

@@ -55,7 +55,7 @@ class TestAdd:
         inputs = [t(4, 8, spec=P("x")), t(4, 8, spec=P("y"))]  # devices 0 and 3 could go on
         (finding,) = validate(model("Add", inputs, [t(4, 8)]))
         assert finding.rule == "formalism.devices"
-        assert "device 1 holds shards that do not go together, as do 1 more" in finding.message
+        assert "device 1 has shards that do not go together, as do 1 more" in finding.message
 
 
 class TestComposing:

@@ -174,13 +174,13 @@ class TestInputs:
 
     def test_sizes_agree(self, run):
         x = np.ones((8, 8), np.float32)
-        with pytest.raises(ModelError, match=r"z: axis 0 has size 16, not 8 as x says \(batch\)"):
+        with pytest.raises(ModelError, match=r"z: axis 0 has size 16, not 8 as in x \(batch\)"):
             run(x, np.ones((16, 8), np.float32))
         with pytest.raises(ModelError, match=r"z: axis 1 has size 4, not 8"):
             run(x, x[:, :4])
         with pytest.raises(ModelError, match=r"z has shape \(8,\), which is not of rank 2"):
             run(x, x[0])
-        with pytest.raises(ModelError, match=r"3 were given by position(.|\n)*x is given twice"):
+        with pytest.raises(ModelError, match=r"3 were passed by position(.|\n)*x is passed twice"):
             run(x, x, x, x=x)
 
     def test_a_batch_that_does_not_split(self, run):

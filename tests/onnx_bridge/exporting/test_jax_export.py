@@ -195,7 +195,7 @@ def test_results_that_are_inputs_constants_or_twice():
 
 class TestRefusals:
     def test_no_layout(self):
-        with pytest.raises(ShardingError, match="<lambda> says no layout, and no plan was given"):
+        with pytest.raises(ShardingError, match="<lambda> has no shardings, and there is no plan"):
             export_jax(lambda x: x, (X,))
 
     def test_activations_of_a_plan(self):

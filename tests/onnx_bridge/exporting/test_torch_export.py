@@ -145,7 +145,9 @@ class TestRefusals:
             export_torch(MLP(), (torch.randn(8, 16),), mesh, MLP_PLAN)
 
     def test_no_layout(self, mesh):
-        with pytest.raises(ShardingError, match="MLP lies whole on cpu, and no plan was given"):
+        with pytest.raises(
+            ShardingError, match="MLP is not sharded: its tensors are on cpu, and there"
+        ):
             export_torch(seeded(MLP), (torch.randn(8, 16),), mesh)
 
     def test_no_mesh(self):

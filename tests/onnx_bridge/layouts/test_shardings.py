@@ -24,7 +24,7 @@ def test_a_part_of_a_mesh():
 
 def test_devices_that_are_no_part():
     text = 'tensor_name: "w" device: [0, 1, 2, 4] ' + FOUR
-    with pytest.raises(AnnotationError, match=r"tensor 'w': devices \[0, 1, 2, 4\] are no part"):
+    with pytest.raises(AnnotationError, match=r"tensor 'w': devices \[0, 1, 2, 4\] are no submesh"):
         from_sharding_spec(spec(text), (8,), make_mesh((2, 4), ("x", "y")))
 
 

@@ -79,7 +79,7 @@ def test_faults_of_devices(text, match):
     ("sharded_dim { axis: 1 }", 1, "has no num_shards"),
     ("sharded_dim { axis: 1 simple_sharding { } }", 1, "num_shards is 0"),
     ("sharded_dim { axis: 1 simple_sharding { num_shards: -2 } }", 1, "num_shards is -2"),
-    (fused((6, 2)), 0, "dim_value says size 6, the tensor has 4"),
+    (fused((6, 2)), 0, "dim_value is 6, the tensor's size 4"),
     (fused((2, 1), (2, 2)), 0, r"2 x 2 fused, split 1 x 2: .*not contiguous.*before the Reshape"),
     (fused((None, 2), (2, 2)), 0, r"\? x 2 fused"),
 ])  # fmt: skip

@@ -21,7 +21,7 @@ def with_configurations(*names, devices=2):
 def test_several_need_a_name():
     model = with_configurations("tp", "dp")
     assert choose(model, "dp").name == "dp"
-    with pytest.raises(AnnotationError, match="configurations 'tp', 'dp'; say which"):
+    with pytest.raises(AnnotationError, match="configurations 'tp', 'dp'; choose one"):
         choose(model)
     with pytest.raises(AnnotationError, match="no configuration 'pp'; there is 'tp', 'dp'"):
         choose(model, "pp")

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 import isoshard as iso
 from isoshard.onnx_bridge import ModelError
-from isoshard.onnx_bridge.reading.nesting import DEEPEST
+from isoshard.onnx_bridge.reading.walking import DEEPEST
 
 FLOAT = TensorProto.FLOAT
 
@@ -78,7 +78,7 @@ VERBS = {
 @pytest.mark.parametrize("depth", [DEEPEST + 1, 2000])
 @pytest.mark.parametrize("verb", VERBS)
 def test_deeper_models_are_refused_where_they_are_opened(depth, verb, mesh):
-    with pytest.raises(ModelError, match=rf"more than {DEEPEST} deep inside each other"):
+    with pytest.raises(ModelError, match=rf"more than {DEEPEST} deep"):
         VERBS[verb](nested(depth), mesh)
 
 
@@ -90,7 +90,7 @@ def test_types_inside_types():
         kind = kind.sequence_type.elem_type
     kind.tensor_type.elem_type = FLOAT
     model.graph.output[0].ClearField("type")
-    with pytest.raises(ModelError, match="its types lie too deep inside each other"):
+    with pytest.raises(ModelError, match="its types are nested too deeply"):
         iso.onnx.Graph(model).shape("y0")
     with pytest.raises(ModelError, match="nested too deeply"):
         iso.onnx.load(model.SerializeToString())

@@ -251,7 +251,7 @@ class TestDataInOtherFiles:
     def test_outside_the_folder(self, outside):
         absolute = str(outside.parent / "secret.bin")
         for location in ("../secret.bin", "a/../../secret.bin", absolute, "/etc/passwd"):
-            refused(saved(outside, location), "leaves the model's folder, which is refused")
+            refused(saved(outside, location), "leaves the model's folder, which is not allowed")
 
     def test_behind_a_link(self, outside):
         (outside / "file").symlink_to(outside.parent / "secret.bin")
@@ -284,7 +284,7 @@ class TestDataInOtherFiles:
             copy.CopyFrom(made.graph.initializer[0])
             copy.name = f"w{number}"
         path.write_bytes(made.SerializeToString())
-        refused(path, "tensors up to this one ask 1024 bytes of 'w.bin', which has 576")
+        refused(path, "tensors up to this one need 1024 bytes of 'w.bin', which has 576")
 
     def test_that_is_more_than_may_be_read(self, outside):
         refused(saved(outside, "w.bin"), "512 bytes, and 100 may be read", max_bytes=100)

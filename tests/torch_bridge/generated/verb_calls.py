@@ -459,7 +459,7 @@ FUNCTIONS_OF_TORCH_XLA = {
         *("core.xla_model.recv", "core.xla_model.send", "core.xla_model.rendezvous"),
         *("core.xla_model.do_on_ordinals", "core.xla_model.xla_rendezvous"),
         *("core.xla_model.set_replication", "core.xla_model.xla_replication_devices"),
-        *("core.xla_model.broadcast_master_param", "distributed.data_parallel.one_replica"),
+        *("core.xla_model.broadcast_master_param", "distributed.data_parallel.needs_replicas"),
     ),
     NO_TENSOR: (
         *("core.xla_model.get_xla_supported_devices", "core.xla_model.xla_device"),

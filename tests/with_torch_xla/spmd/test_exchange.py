@@ -113,10 +113,10 @@ def test_wide_floats_need_x64(backend, mesh, x64):
 
 def test_nothing_can_be_shared_and_copies_are_counted(backend, mesh, counted):
     tensor = backend.mark(torch.from_numpy(values(8, 8)).to("xla"), mesh, P("x"))
-    with pytest.raises(CopyError, match="under SPMD torch_xla gives its shards to nobody"):
+    with pytest.raises(CopyError, match="under SPMD torch_xla does not export its shards"):
         backend.to_jax(tensor, copy=False)
     array = shard(values(8, 8), mesh, P("x"))
-    with pytest.raises(CopyError, match="under SPMD torch_xla takes shards from nobody"):
+    with pytest.raises(CopyError, match="under SPMD torch_xla does not import shards"):
         backend.from_jax(array, copy=False)
     before = counted("copied_bytes")
     backend.to_jax(tensor)

@@ -1,4 +1,4 @@
-"""What scripts ask about TPUs, answered by JAX.
+"""Properties of TPUs that scripts query, from JAX.
 
 >>> num_available_chips(), num_available_devices(), num_tpu_workers()
 (0, 0, 1)

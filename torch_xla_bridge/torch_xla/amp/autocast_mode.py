@@ -37,7 +37,7 @@ class autocast(torch.autocast):
         """See the class."""
         if str(device).partition(":")[0] not in naming.OURS:
             raise ValueError(
-                f"this autocast is for {naming.current()}, and {str(device)!r} was given; use "
+                f"this autocast is for {naming.current()}, not for {str(device)!r}; use "
                 "torch.autocast there"
             )
         super().__init__("jax", dtype or torch.bfloat16, enabled, cache_enabled)

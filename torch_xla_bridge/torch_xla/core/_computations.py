@@ -30,14 +30,14 @@ class Node:
         self.function, self.inputs, self.aval = function, inputs, aval
 
 
-def parameter(number: int, aval: Any) -> Node:
+def parameter(index: int, aval: Any) -> Node:
     """An argument of a computation.
 
     Args:
-        number: its place.
+        index: its place.
         aval: its shape and dtype, or a tuple of them.
     """
-    return Node(number, (), aval)
+    return Node(index, (), aval)
 
 
 def apply(function: Callable[..., Any], *inputs: Node) -> Node:
@@ -51,7 +51,7 @@ def apply(function: Callable[..., Any], *inputs: Node) -> Node:
         TypeError, ValueError: JAX's, where shapes or dtypes do not fit.
     """
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        aval = jax.eval_shape(function, *(one.aval for one in inputs))
+        aval = jax.eval_shape(function, *(operand.aval for operand in inputs))
     return Node(function, inputs, aval)
 
 
@@ -69,14 +69,14 @@ class Computation:
         self.name, self.root = name, root
         used = {node.function: node.aval for node in _all(root) if isinstance(node.function, int)}
         self.count = max(used, default=-1) + 1 if count is None else count
-        self.avals = [used.get(number) for number in range(self.count)]
+        self.avals = [used.get(index) for index in range(self.count)]
         """The shapes and dtypes of the arguments; None for one that is not used."""
         self.__name__ = name
 
     def __call__(self, *arrays: Any) -> Any:
         """Compute the result."""
         if len(arrays) != self.count:
-            raise TypeError(f"{self.name} takes {self.count} arrays, and was given {len(arrays)}")
+            raise TypeError(f"{self.name} takes {self.count} arrays, not {len(arrays)}")
         with jax.enable_x64(True):
             return self._evaluate(arrays)
 
@@ -85,7 +85,7 @@ class Computation:
         waiting = [self.root]
         while waiting:  # no recursion: a computation may be long
             node = waiting[-1]
-            missing = [one for one in node.inputs if id(one) not in values]
+            missing = [operand for operand in node.inputs if id(operand) not in values]
             if missing and id(node) not in values:
                 waiting += missing
                 continue
@@ -94,7 +94,7 @@ class Computation:
                 values[id(node)] = (
                     arrays[node.function]
                     if isinstance(node.function, int)
-                    else node.function(*(values[id(one)] for one in node.inputs))
+                    else node.function(*(values[id(operand)] for operand in node.inputs))
                 )
         return values[id(self.root)]
 

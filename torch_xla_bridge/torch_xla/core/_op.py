@@ -70,7 +70,7 @@ class Op:
         return Shape(written(self.op.aval))
 
     def builder(self) -> Builder:
-        """A builder, for the functions that ask for one."""
+        """A builder, for functions that take one."""
         return Builder("computation")
 
     def build(self, name: str) -> Computation:
@@ -239,7 +239,7 @@ class Op:
         """A computation of a function of values, if it is none yet."""
         if isinstance(computation, Computation):
             return computation
-        shapes = [one if isinstance(one, Shape) else one.shape() for one in args_or_shapes]
+        shapes = [arg if isinstance(arg, Shape) else arg.shape() for arg in args_or_shapes]
         return create_computation(name, Op.wrap_function(computation), shapes, **kwargs)
 
     @classmethod
@@ -249,7 +249,7 @@ class Op:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if len(args) == 1 and args[0].shape().is_tuple():
                 count = args[0].shape().tuple_size()
-                args = tuple(args[0].get_tuple_element(place) for place in range(count))
+                args = tuple(args[0].get_tuple_element(index) for index in range(count))
             result = fn(*args, **kwargs)
             return Op.tuple(result) if isinstance(result, tuple | list) else result
 
@@ -282,7 +282,7 @@ class Op:
     def call(cls, computation: Any, ops: Sequence[Op], builder: Any = None) -> Op:
         """What a computation makes of values."""
         built = Op.make_computation("Call", computation, ops)
-        return mkop("Call", [one.op for one in ops], computation=built)
+        return mkop("Call", [operand.op for operand in ops], computation=built)
 
     @classmethod
     def constant(cls, builder: Any, value: torch.Tensor) -> Op:
@@ -390,5 +390,5 @@ def create_computation(
         **kwargs: for `fn`.
     """
     builder = Builder(name)
-    params = [mkparam(builder, place, shape) for place, shape in enumerate(shapes)]
+    params = [mkparam(builder, index, shape) for index, shape in enumerate(shapes)]
     return Computation(name, fn(*params, **kwargs).op, len(params))

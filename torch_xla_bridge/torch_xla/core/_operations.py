@@ -72,7 +72,7 @@ def _while(state: Any, condition_computation: Any, body_computation: Any) -> Any
 
 
 def _sort(*arrays: Any, comparator: Any, dimension: int | None = None, is_stable: Any = None):
-    """By how many others come before each: a comparator of one's own knows no faster way."""
+    """Sort by counting the elements before each: a custom comparator allows no faster way."""
     axis = arrays[0].ndim - 1 if dimension is None else dimension
     moved = [jnp.moveaxis(array, axis, -1) for array in arrays]
     size = moved[0].shape[-1]
@@ -215,7 +215,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Conv": _conv,
     "Convert": lambda a, to_type: lax.convert_element_type(a, DTYPES[to_type]),
     "BitcastConvert": lambda a, to_type: lax.bitcast_convert_type(a, jnp.dtype(DTYPES[to_type])),
-    "Pad": lambda a, value, config: lax.pad(a, value, [tuple(one) for one in config]),
+    "Pad": lambda a, value, config: lax.pad(a, value, [tuple(padding) for padding in config]),
     "Reduce": lambda a, init, computation, dimensions: lax.reduce(
         a, init, computation, tuple(dimensions)
     ),

@@ -30,7 +30,7 @@ class Shape:
             dynamic_dimensions: must be None: sizes are known here.
         """
         if dynamic_dimensions is not None:
-            raise ValueError("dynamic_dimensions: JAX's programs know their sizes; leave it out")
+            raise ValueError("dynamic_dimensions: sizes are static in JAX's programs; omit it")
         return cls({"type": str(dtype), "sizes": tuple(sizes)})
 
     @property

@@ -1,4 +1,4 @@
-"""Collectives that autograd knows, for one process that drives every device.
+"""Collectives with gradients, for one process that drives every device.
 
 There is one replica, so a reduction over replicas is the value itself. What is split over devices
 is split by `mark_sharding`, and XLA places the collectives.

@@ -114,7 +114,7 @@ class Type:
 
 
 def create_builder(name: str) -> Builder:
-    """A builder, for the functions that ask for one.
+    """A builder, for functions that take one.
 
     Args:
         name: of the computation.
@@ -141,7 +141,7 @@ def tensor_shape(tensor: Any, device: str = "") -> Any:
         device: not used.
     """
     if isinstance(tensor, list | tuple):
-        return [tensor_shape(one) for one in tensor]
+        return [tensor_shape(element) for element in tensor]
     return Shape.create(_NAMES[tensor.dtype], tuple(tensor.shape))
 
 

@@ -4,7 +4,7 @@
 
 A script is one process with one logical device, as in torch_xla's SPMD mode: ordinals are 0, and
 collectives between replicas have nobody to talk to; see
-`isoshard.torch_xla_bridge.session.one_replica` and `isoshard.torch_xla_bridge.session.collectives`.
+`isoshard.torch_xla_bridge.session.replicas` and `isoshard.torch_xla_bridge.session.collectives`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ from isoshard.torch_xla_bridge.session.collectives import (
 )
 from isoshard.torch_xla_bridge.session.host_transfer import send as send_cpu_data_to_device
 from isoshard.torch_xla_bridge.session.nested_search import ToXlaTensorArena, for_each_instance
-from isoshard.torch_xla_bridge.session.one_replica import (
+from isoshard.torch_xla_bridge.session.rates import RateTracker
+from isoshard.torch_xla_bridge.session.replicas import (
     broadcast_master_param,
     do_on_ordinals,
     get_local_ordinal,
@@ -74,8 +75,7 @@ from isoshard.torch_xla_bridge.session.one_replica import (
     xla_rendezvous,
     xla_replication_devices,
 )
-from isoshard.torch_xla_bridge.session.one_replica import gradients_of as _fetch_gradients  # noqa: F401
-from isoshard.torch_xla_bridge.session.rates import RateTracker
+from isoshard.torch_xla_bridge.session.replicas import gradients_of as _fetch_gradients  # noqa: F401
 
 __all__ = [
     "REDUCE_AND",
@@ -222,7 +222,7 @@ def set_rng_state(seed: int, device: Device | None = None) -> None:
 
 
 def get_rng_state(device: Device | None = None) -> int:
-    """Where the random numbers of the device stand.
+    """The state of the device's random numbers.
 
     Right after `set_rng_state(seed)` it is the seed.
 

@@ -21,7 +21,7 @@ Folder = str | os.PathLike[str]
 
 _folder: Path | None = None
 _step: int | None = None
-_numbers: collections.Counter[str] = collections.Counter()
+_counts: collections.Counter[str] = collections.Counter()
 
 
 def configure(save_dir: Folder | None) -> None:
@@ -34,7 +34,7 @@ def configure(save_dir: Folder | None) -> None:
     global _folder, _step
     _folder = None if save_dir is None else Path(save_dir)
     _step = None
-    _numbers.clear()
+    _counts.clear()
 
 
 def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> torch.Tensor:
@@ -58,13 +58,13 @@ def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> tor
         folder = folder / f"step-{step}"
         if step != _step:
             _step = step
-            _numbers.clear()
+            _counts.clear()
     folder.mkdir(parents=True, exist_ok=True)
     if name is None:
         line = traceback.extract_stack(limit=2)[0]
         name = f"{Path(line.filename).name}.l{line.lineno}"
-    torch.save(tensor.detach().cpu(), folder / f"{name}.{_numbers[name]}")
-    _numbers[name] += 1
+    torch.save(tensor.detach().cpu(), folder / f"{name}.{_counts[name]}")
+    _counts[name] += 1
     return tensor
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from isoshard.torch_bridge.kit import runtime
-from isoshard.torch_xla_bridge.session.one_replica import is_master_ordinal
+from isoshard.torch_xla_bridge.session.replicas import is_master_ordinal
 
 _port: int | None = None
 

@@ -20,7 +20,7 @@ import torch
 
 from isoshard.torch_bridge.kit import hardware, pytree
 from isoshard.torch_xla_bridge.loading import ParallelLoader
-from isoshard.torch_xla_bridge.session.one_replica import one_replica
+from isoshard.torch_xla_bridge.session.replicas import needs_replicas
 
 __all__ = ["Context", "DataParallel"]
 
@@ -71,14 +71,14 @@ class DataParallel:
         """See the class."""
         ids = hardware.get_xla_supported_devices() if device_ids is None else list(device_ids)
         if len(ids) > 1:
-            raise RuntimeError(one_replica(f"DataParallel over {list(map(str, ids))}"))
+            raise RuntimeError(needs_replicas(f"DataParallel over {list(map(str, ids))}"))
         module = network if isinstance(network, torch.nn.Module) else network()
         self._batchdim = batchdim
         self._moves = bool(ids)
         if ids:
             module = copy.deepcopy(module).to(torch.device(ids[0]))
         else:
-            ids = [next((str(one.device) for one in module.parameters()), "cpu")]
+            ids = [next((str(parameter.device) for parameter in module.parameters()), "cpu")]
         self._devices, self._models = ids, [module]
         self._context = Context(torch.device(ids[0]))
 

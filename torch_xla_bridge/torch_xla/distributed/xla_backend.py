@@ -1,4 +1,4 @@
-"""What torch.distributed knows of torch_xla: `init_method="xla://"`, and a backend to refuse.
+"""torch_xla in torch.distributed: `init_method="xla://"`, and a backend that raises.
 
 In SPMD mode torch_xla's guides make a process group on the CPU, for checkpoints:
 
@@ -41,7 +41,7 @@ def _refuse(*_: Any) -> NoReturn:
 def rendezvous_handler(
     url: str, timeout: timedelta | None = None, **_: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    """Where the processes of a job meet, for torch.distributed.
+    """The rendezvous of a job's processes, for torch.distributed.
 
     Args:
         url: `"xla://"`.

@@ -37,14 +37,14 @@ def spawn(
         start_method: not used.
 
     Raises:
-        ValueError: another number of replicas was asked for.
+        ValueError: another number of replicas was requested.
         NotImplementedError: None, with several chips and without SPMD mode, means several.
     """
     if nprocs not in (None, 1):
-        raise ValueError(f"{nprocs} replicas were asked for. {_ADVICE}")
+        raise ValueError(f"{nprocs} replicas were requested. {_ADVICE}")
     if nprocs is None and not is_spmd() and jax.device_count() > 1:
         raise NotImplementedError(
-            f"there are {jax.device_count()} chips, and so many replicas would run. {_ADVICE}"
+            f"there are {jax.device_count()} chips, and as many replicas would run. {_ADVICE}"
         )
     fn(0, *args)
 

@@ -11,7 +11,7 @@ __all__ = ["PureModule", "assume_pure", "assume_pure_torch", "j2t_autograd"]
 
 
 def assume_pure_torch(func: Callable[..., Any], use_cache: bool = False) -> Pure:
-    """As `assume_pure`; torch_xla's has no gradients, and asks whether to remember anything.
+    """As `assume_pure`; torch_xla's has no gradients, and an option to cache.
 
     Args:
         func: its results depend on its arguments alone.

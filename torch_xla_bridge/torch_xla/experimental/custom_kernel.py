@@ -80,9 +80,7 @@ def make_kernel_from_pallas(
         got = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
         expected = [(tuple(shape), dtype) for shape, dtype in output_shape_dtype_fn(*args)]
         if got != expected:
-            raise ValueError(
-                f"{name} was to give {expected} by its output_shape_dtype_fn, and gives {got}"
-            )
+            raise ValueError(f"{name} returned {got}, and its output_shape_dtype_fn {expected}")
         return leaves[0] if len(leaves) == 1 else tuple(leaves)
 
     return wrapped

@@ -45,7 +45,7 @@ def while_loop(
     followed = FOLLOWED.found()
     return _while_loop(
         followed(lambda *carry: cond_fn(*carry, *rest)),
-        followed(lambda *carry: tuple([one.clone() for one in body_fn(*carry, *rest)])),
+        followed(lambda *carry: tuple([output.clone() for output in body_fn(*carry, *rest)])),
         tuple(carried_inputs),
     )
 

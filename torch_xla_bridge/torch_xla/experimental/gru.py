@@ -63,8 +63,8 @@ class GRU(torch.nn.GRU):
         if first is None:
             first = steps.new_zeros(self.num_layers, steps.shape[1], self.hidden_size)
         lengths: Any = None  # of sequences that are packed
-        given = steps.transpose(0, 1) if self.batch_first else steps
-        self.check_forward_args(given, first, lengths)
+        inputs = steps.transpose(0, 1) if self.batch_first else steps
+        self.check_forward_args(inputs, first, lengths)
         last = []
         for layer in range(self.num_layers):
             state, steps = self._layer(layer, first[layer], steps)
@@ -99,7 +99,7 @@ class GRU(torch.nn.GRU):
     def _by_layer(self, name: str) -> list[torch.Tensor]:
         named = dict(self.named_parameters())
         every = (f"{name}_l{layer}" for layer in range(self.num_layers))
-        return [named[one] for one in every if one in named]
+        return [named[parameter] for parameter in every if parameter in named]
 
     def _layer(self, layer: int, first: torch.Tensor, steps: torch.Tensor) -> Any:
         """One layer: its last hidden state, and that after every step."""
@@ -109,8 +109,10 @@ class GRU(torch.nn.GRU):
         # What depends on the input alone is one product for all steps, before the loop.
         projected = functional.linear(steps, into, shift)
 
-        def step(hidden: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            to_reset, to_update, to_new = given.chunk(3, -1)
+        def step(
+            hidden: torch.Tensor, projected_input: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            to_reset, to_update, to_new = projected_input.chunk(3, -1)
             reset, update, new = functional.linear(hidden, across, inner).chunk(3, -1)
             reset, update = torch.sigmoid(to_reset + reset), torch.sigmoid(to_update + update)
             new = torch.tanh(to_new + reset * new)

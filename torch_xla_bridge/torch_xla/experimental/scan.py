@@ -41,7 +41,7 @@ def scan(
 
 
 def recomputes(partition_fn: Any) -> bool:
-    """Whether a function of functorch asks to compute again instead of keeping.
+    """Whether a partitioner of functorch recomputes instead of saving.
 
     Args:
         partition_fn: one of functorch's two; None for the default.

@@ -53,26 +53,26 @@ def scan_layers(
     recompute = recomputes(partition_fn)
     if not every:
         return input_data
-    known = vars(every[0]).setdefault("_isoshard_scanned", _Known()).stacks
+    stacks = vars(every[0]).setdefault("_isoshard_scanned", _Stacks()).stacks
     key = (recompute, *map(id, every))
-    if key not in known:
-        known.clear()
-        known[key] = ScanLayers(every, checkpoint=recompute, call=_call)
-    return known[key](input_data)
+    if key not in stacks:
+        stacks.clear()
+        stacks[key] = ScanLayers(every, checkpoint=recompute, call=_call)
+    return stacks[key](input_data)
 
 
 def _call(layer: torch.nn.Module, x: Any) -> Any:
     return layer(*x) if isinstance(x, tuple) else layer(x)
 
 
-class _Known:
+class _Stacks:
     """The stack that a layer is the first of; copies of the layer begin with none."""
 
     def __init__(self) -> None:
         self.stacks: dict[Any, ScanLayers] = {}
 
-    def __deepcopy__(self, memo: Any) -> _Known:
-        return _Known()
+    def __deepcopy__(self, memo: Any) -> _Stacks:
+        return _Stacks()
 
     def __reduce__(self) -> Any:
-        return _Known, ()
+        return _Stacks, ()

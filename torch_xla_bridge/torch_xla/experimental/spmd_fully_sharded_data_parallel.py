@@ -220,11 +220,12 @@ def _checked_mesh(mesh: Any, extra_data_axis: str | None) -> Mesh:
     mesh = get_global_mesh() if mesh is None else mesh_from(mesh)
     if mesh is None and auto_spmd():
         shape = auto_mesh().mesh_shape
-        others = ("model", *(f"model{number}" for number in range(2, len(shape))))
+        others = ("model", *(f"model{index}" for index in range(2, len(shape))))
         mesh = Mesh(range(math.prod(shape)), shape, (AXIS, *others)[: len(shape)])
     if mesh is None:
         raise ValueError(
-            "no mesh is given and none is set; pass mesh=.., or call xs.set_global_mesh(mesh) first"
+            "there is no mesh argument and no global mesh; pass mesh=.., or call "
+            "xs.set_global_mesh(mesh) first"
         )
     names = mesh.axis_names or ()
     if AXIS not in names:

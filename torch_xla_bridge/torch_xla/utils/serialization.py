@@ -16,7 +16,7 @@ import torch
 from isoshard.torch_bridge.kit import lazy_tensor
 from isoshard.torch_xla_bridge.session import host_transfer
 from isoshard.torch_xla_bridge.session.nested_search import ToXlaTensorArena
-from isoshard.torch_xla_bridge.session.one_replica import is_master_ordinal
+from isoshard.torch_xla_bridge.session.replicas import is_master_ordinal
 
 
 class TensorReference:
@@ -50,9 +50,9 @@ def save(
     try:
 
         def write(tensors: list[Any]) -> list[TensorReference]:
-            for number, tensor in enumerate(host_transfer.to_cpu(tensors)):
-                torch.save(tensor, new / _file(number))
-            return [TensorReference(number) for number in range(len(tensors))]
+            for index, tensor in enumerate(host_transfer.to_cpu(tensors)):
+                torch.save(tensor, new / _file(index))
+            return [TensorReference(index) for index in range(len(tensors))]
 
         arena = ToXlaTensorArena(write, lambda value: isinstance(value, lazy_tensor.LazyTensor))
         references = arena.transform(data)
@@ -87,5 +87,5 @@ def _folder(path: str | Path) -> Path:
     return Path(f"{path}.tensors")
 
 
-def _file(number: int) -> str:
-    return f"tensor_{number}.pt"
+def _file(index: int) -> str:
+    return f"tensor_{index}.pt"

@@ -67,7 +67,7 @@ class Cleaner:
 
 
 class LazyProperty:
-    """A value that is made when it is first asked for.
+    """A value that is computed at its first use.
 
     Args:
         gen_fn: makes it.
@@ -211,8 +211,8 @@ def shape(inputs: Any) -> list[int]:
     """
     if not isinstance(inputs, list | tuple):
         return []
-    inner = [shape(one) for one in inputs]
-    if any(one != inner[0] for one in inner):
+    inner = [shape(element) for element in inputs]
+    if any(element_shape != inner[0] for element_shape in inner):
         raise ValueError(f"the lists have no common shape: {sorted(map(str, inner))}")
     return [len(inputs), *(inner[0] if inner else [])]
 
@@ -228,7 +228,7 @@ def flatten_nested_tuple(inputs: Any) -> tuple[Any, ...]:
     """
     if not isinstance(inputs, list | tuple):
         return (inputs,)
-    return tuple(value for one in inputs for value in flatten_nested_tuple(one))
+    return tuple(value for element in inputs for value in flatten_nested_tuple(element))
 
 
 def list_copy_append(ilist: Sequence[Any], item: Any) -> list[Any]:
@@ -320,16 +320,16 @@ class TimedScope(contextlib.AbstractContextManager["TimedScope"]):
 
 
 def get_free_tcp_ports(n: int = 1) -> list[int]:
-    """Ports that nobody listens on at the moment.
+    """Ports that are free at the moment.
 
     Args:
         n: how many.
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for sock in sockets:
+            sock.bind(("", 0))
+        return [sock.getsockname()[1] for sock in sockets]
 
 
 def parallel_work(num_workers: int, fn: Callable[..., Any], *args: Any) -> list[Any]:

@@ -150,7 +150,7 @@ class _Demo:
         on_cpu = self._train("PyTorch, CPU", training.new_model(self.config))
 
         self.report.heading("Results")
-        runs = [on_mesh, crossed.function, crossed.twin, on_cpu]
+        runs = [on_mesh, crossed.function, crossed.flax, on_cpu]
         self.report.results(runs)
         difference = farthest(on_mesh.losses[:ALIKE], on_cpu.losses[:ALIKE])
         facts = {**self._facts(), "programs compiled": len(programs), **_proof(crossed)}
@@ -202,7 +202,7 @@ class _Demo:
         """Say whether JAX computes the loss that torch did."""
         agree = True
         self.report.line(f"validation loss of {on_mesh.name}: {on_mesh.validation:.7f}")
-        for run in (crossed.function, crossed.twin):
+        for run in (crossed.function, crossed.flax):
             off = abs(run.validation / on_mesh.validation - 1)
             agree &= off <= AGREE
             result = "agrees" if off <= AGREE else f"DIFFERS by more than {AGREE:g}"
@@ -239,7 +239,7 @@ def _proof(crossed: crossing.Crossing) -> dict[str, int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="isoshard demo",
-        description="Train a transformer on a mesh from PyTorch, go on with its buffers in JAX.",
+        description="Train a transformer on a mesh from PyTorch, continue in JAX on its buffers.",
     )
     steps = f"of training (default {SHORT[0].steps}, with --full {FULL[0].steps})"
     parser.add_argument("--steps", type=_positive, help=steps)

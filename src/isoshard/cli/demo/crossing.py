@@ -38,14 +38,14 @@ class Crossing:
 
     Attributes:
         function: losses and speeds of the torch module as a JAX function.
-        twin: those of the Flax model.
+        flax: those of the Flax model.
         copied_bytes: between frameworks, on the way.
         buffers: of the parameters, on all devices.
         shared: how many of them have one address in torch, the function and the Flax model.
     """
 
     function: Run
-    twin: Run
+    flax: Run
     copied_bytes: int
     buffers: int
     shared: int

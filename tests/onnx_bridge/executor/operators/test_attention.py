@@ -71,7 +71,7 @@ def test_they_compute_what_onnx_says():
 
 REFUSED = [
     (attention(FLAT), "inputs of three axes need q_num_heads and kv_num_heads"),
-    (attention((Q, K, V, None, PAST[0])), "past_key and past_value are given both or not"),
+    (attention((Q, K, V, None, PAST[0])), "past_key and past_value must both be"),
     (attention((Q, floats(8, 3, 5, 6), floats(8, 3, 5, 6))), "4 heads of queries do not share"),
     (attention((Q, K, V), {"qk_matmul_output_mode": 4}), r"mode is 4; possible are 0\.\.3"),
     (rotary((floats(8, 3, 12), *ROTARY[1:])), "an input of three axes needs num_heads"),

@@ -1,4 +1,4 @@
-"""What torch_xla keeps beside its FSDP: checkpointing and wrap policies."""
+"""The other names of torch_xla's FSDP package: checkpointing and wrap policies."""
 
 if __name__ != "isoshard.torch_xla_bridge.torch_xla.distributed.fsdp":
     raise ImportError(

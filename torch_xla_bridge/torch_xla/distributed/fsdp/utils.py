@@ -141,6 +141,6 @@ class BucketizedReduceScatter:
 def _check_alone(shard_count: int) -> None:
     if shard_count != 1:
         raise ValueError(
-            f"there is one process, which drives all devices, so shard_count is 1; given: "
+            f"there is one process, which drives all devices, so shard_count is 1, not "
             f"{shard_count}. Split tensors over devices with xs.mark_sharding."
         )

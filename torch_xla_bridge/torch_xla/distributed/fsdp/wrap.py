@@ -1,4 +1,4 @@
-"""Which modules to wrap one by one: policies, and the walk that asks them.
+"""Which modules to wrap one by one: policies, and the walk that applies them.
 
 A policy is called with `module`, `recurse` and `unwrapped_params`, the number of elements in
 parameters below it that are in no wrapper yet. With `recurse=True` it says whether to look at the

@@ -1,4 +1,4 @@
-"""FSDP by many processes: the name is here, for `isinstance`; the class refuses to wrap."""
+"""FSDP by many processes: the name exists for `isinstance`; creating one raises."""
 
 from __future__ import annotations
 

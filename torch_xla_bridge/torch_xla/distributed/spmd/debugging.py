@@ -137,7 +137,7 @@ def _boxes(sharding: str) -> list[list[str]]:
         return [[f"{kind} {list(range(count))}"]]
     grid = _grid(sharding)
     blocks = grid.shape[:-1]
-    split = [axis for axis, number in enumerate(blocks) if number > 1]
+    split = [axis for axis, count in enumerate(blocks) if count > 1]
     across = split[-1] if split and (split[-1] or len(blocks) == 1) else None
     columns = 1 if across is None else blocks[across]
     if across is not None:

@@ -1,7 +1,8 @@
-"""One replica: what scripts ask about, and do with, the other processes of a replicated job.
+"""torch_xla's API of replicas, for SPMD scripts: there is one replica.
 
 torch_xla's older mode runs one process (or thread) per chip, all with the same program: replicas.
-An SPMD script is one replica, whatever its number of chips, and so is everything here.
+An SPMD script is one replica, whatever its number of chips. So ordinals are 0, reductions over
+replicas return their argument, and a call that needs a second replica raises.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Device = str | torch.device
 
 
 def xla_real_devices(devices: Sequence[Device] | None = None) -> list[str]:
-    """The first chip behind each logical device, such as `["CPU:0"]`.
+    """The first chip of each logical device, such as `["CPU:0"]`.
 
     `torch_xla.real_devices()` lists every chip of this process.
     """
@@ -34,30 +35,30 @@ def xla_real_devices(devices: Sequence[Device] | None = None) -> list[str]:
 def xla_replication_devices(local_devices: Sequence[Device] | None = None) -> list[str]:
     """The chips that replicas would be on: the first one, as there is one replica."""
     if local_devices is not None and len(local_devices) > 1:
-        raise RuntimeError(one_replica(f"replication over {list(map(str, local_devices))}"))
+        raise RuntimeError(needs_replicas(f"replication over {list(map(str, local_devices))}"))
     return xla_real_devices(local_devices)
 
 
 def set_replication(device: Device, devices: Sequence[Device] | None) -> None:
-    """Accepts what an SPMD script may ask for: one replica."""
+    """Check that the devices are one replica, as in an SPMD script."""
     xla_replication_devices(devices)
 
 
-def one_replica(what: str) -> str:
-    """The message for what other replicas would be needed for."""
+def needs_replicas(call: str) -> str:
+    """The message of an error: a call that needs several replicas."""
     return (
-        f"{what} would need several replicas, and isoshard runs SPMD scripts, which are one. Mark "
-        "the batch with mark_sharding (or MpDeviceLoader's input_sharding) to use every chip."
+        f"{call} needs several replicas, and isoshard runs SPMD scripts, which are one. Mark the "
+        "batch with mark_sharding (or MpDeviceLoader's input_sharding) to use every chip."
     )
 
 
 def get_local_ordinal() -> int:
-    """The number of this replica on this machine: 0."""
+    """The index of this replica on this machine: 0."""
     return 0
 
 
 def get_ordinal() -> int:
-    """The number of this replica: 0."""
+    """The index of this replica: 0."""
     return 0
 
 
@@ -126,13 +127,13 @@ def save(
 def xla_rendezvous(
     payload: bytes = b"", ordinals: Sequence[int] | None = None, tag: str | None = None
 ) -> list[bytes]:
-    """Meet the other replicas: there is this one. Executes what was recorded.
+    """Wait for all replicas: there is one. Executes what was recorded.
 
     Other processes of an SPMD job are not waited for, as in torch_xla; that is what
     `torch.distributed.barrier()` of a gloo group does.
     """
     if ordinals is not None and len(ordinals) > 1:
-        raise ValueError(one_replica(f"a rendezvous of {list(ordinals)}"))
+        raise ValueError(needs_replicas(f"a rendezvous of {list(ordinals)}"))
     if not isinstance(payload, bytes):
         raise TypeError(f"the payload of a rendezvous is bytes, not {type(payload).__name__}")
     runtime.sync()
@@ -145,11 +146,11 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
 
 
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
-    """Reduce what every replica has, on the CPU."""
+    """Reduce the data of every replica, on the CPU."""
     file = io.BytesIO()
     torch.save(host_transfer.to_cpu(data), file)
-    got = rendezvous(tag, file.getvalue())
-    return reduce_fn([torch.load(io.BytesIO(payload), weights_only=False) for payload in got])
+    payloads = rendezvous(tag, file.getvalue())
+    return reduce_fn([torch.load(io.BytesIO(payload), weights_only=False) for payload in payloads])
 
 
 def do_on_ordinals(
