@@ -96,7 +96,7 @@ def _is_bare(value: Any) -> bool:
 
 def _rename_autocast() -> None:
     """Rename `xla` to `jax` in calls of autocast, whose dispatch key is `jax` for our tensors."""
-    threads = _Threads(SET_AUTOCAST_DTYPE.found())
+    threads = _Threads(SET_AUTOCAST_DTYPE.resolve())
     for owner, name in _BY_AUTOCAST:
         setattr(owner, name, _renamed(getattr(owner, name), threads))
 

@@ -116,7 +116,7 @@ def partitioned(
 
     @functools.cache
     def operator() -> Any:
-        operation = CUSTOM_PARTITIONING.found()(stamped, static_argnums=(0,))
+        operation = CUSTOM_PARTITIONING.resolve()(stamped, static_argnums=(0,))
         operation.def_partition(
             partition=splitting, sharding_rule=corresponding, decode_shardings=False
         )

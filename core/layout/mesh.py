@@ -135,7 +135,7 @@ def hybrid_mesh(
                 f"the devices are in {num_slices} slices, and dcn {dcn} arranges {math.prod(dcn)}: "
                 f"give the slices along each axis, with the product {num_slices}."
             )
-        grid = meshes.HYBRID_MESH.found()(ici, dcn, devices)
+        grid = meshes.HYBRID_MESH.resolve()(ici, dcn, devices)
         return Mesh(grid, names, axis_types=kinds)
     grid = np.array(devices, object).reshape(*dcn, *ici)
     rank = len(names)

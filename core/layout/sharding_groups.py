@@ -40,7 +40,7 @@ def _lower(context: Any, x: Any, y: Any) -> list[Any]:
             "giving two values the same sharding needs the partitioner Shardy, and "
             "jax_use_shardy_partitioner is off; switch it on, or constrain both to a sharding"
         )
-    group_id, sharding_group = next(_ids), SHARDING_GROUP.found()
+    group_id, sharding_group = next(_ids), SHARDING_GROUP.resolve()
     for value in (x, y):
         sharding_group(value, group_id)
     return [x, y]

@@ -52,7 +52,7 @@ def compilation_cache(
         >>> jax.config.update("jax_compilation_cache_dir", before)      # and off again
     """
     global _listening
-    reset, listen = compilation.RESET_CACHE.found(), compilation.EVENT_LISTENER.found()
+    reset, listen = compilation.RESET_CACHE.resolve(), compilation.EVENT_LISTENER.resolve()
     path = Path(folder) if folder is not None else _default()
     path = path.expanduser().absolute()
     if readonly and not path.is_dir():

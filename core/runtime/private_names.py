@@ -105,7 +105,7 @@ class PrivateName:
         except (ImportError, AttributeError):
             raise self.error() from None
 
-    def found(self, otherwise: Any = _RAISE) -> Any:
+    def resolve(self, otherwise: Any = _RAISE) -> Any:
         """The object of that name.
 
         Raises:
@@ -139,7 +139,7 @@ class PrivateName:
         Raises:
             PrivateNameError: nothing stands there.
         """
-        setattr(self.owner, self.attribute, make(self.found()))
+        setattr(self.owner, self.attribute, make(self.resolve()))
 
     def error(self) -> PrivateNameError:
         """The error to raise where the name is needed and missing."""
@@ -240,7 +240,7 @@ class PrivateNames:
             if `make` fails, an `Absent`.
         """
         row = self.state(path, substitute=otherwise is not _RAISE or make is not None, **words)
-        value = row.found(Absent(path, row.error) if otherwise is _RAISE else otherwise)
+        value = row.resolve(Absent(path, row.error) if otherwise is _RAISE else otherwise)
         if make is not None and isinstance(value, Absent):
             with contextlib.suppress(Exception):  # what it is made of may be missing as well
                 return make()

@@ -87,8 +87,8 @@ def _in_order(lines: Any, kind: str, lengths: tuple[int, ...]) -> Any:
     XLA's CPU backend (jax 0.10.2) may let the transform have the order that an exchange before or
     after it asks for, and then refuses to run it.
     """
-    order = compilation.MEMORY_ORDER.found()(tuple(range(lines.ndim)))
-    in_order = compilation.IN_MEMORY_ORDER.found()
+    order = compilation.MEMORY_ORDER.resolve()(tuple(range(lines.ndim)))
+    in_order = compilation.IN_MEMORY_ORDER.resolve()
     return in_order(lax.fft(in_order(lines, order), kind, lengths), order)
 
 

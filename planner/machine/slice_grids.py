@@ -175,13 +175,13 @@ def ordered(
         return np.array(machine.devices[:target], object).reshape(shape)
     count = -(-target // per_slice)
     if count == 1 and not (slices and math.prod(slices.values()) > 1):
-        return meshes.DEVICE_MESH.found()(
+        return meshes.DEVICE_MESH.resolve()(
             shape, _block(machine, target), allow_split_physical_axes=True
         )
     over = _slices_of_axes(machine, shape, names, slices, count)
     inside = [size // chunk for size, chunk in zip(shape, over, strict=True)]
     devices = machine.devices[: math.prod(over) * per_slice]
-    return meshes.HYBRID_MESH.found()(inside, over, devices, allow_split_physical_axes=True)
+    return meshes.HYBRID_MESH.resolve()(inside, over, devices, allow_split_physical_axes=True)
 
 
 def _slices_of_axes(

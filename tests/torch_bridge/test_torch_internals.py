@@ -200,8 +200,8 @@ def the_device():
 def lists():
     ours = isoshard.torch_bridge.XLAShardedTensor
     assert ours in device_slot.OPTIMIZED_TYPES and ours in device_slot.CLIPPED_TYPES
-    assert "lazy" in device_slot.FOREACH_DEVICES.found()()
-    assert "cuda" in device_slot.FUSED_DEVICES.found()()
+    assert "lazy" in device_slot.FOREACH_DEVICES.resolve()()
+    assert "cuda" in device_slot.FUSED_DEVICES.resolve()()
     assert torch.ones in device_slot.device_functions()
 
 
@@ -220,10 +220,10 @@ def compiling():
     "torch._subclasses.fake_tensor.FakeTensor.__new__",
 )
 def tracers():
-    assert isoshard.torch_bridge.XLAShardedTensor in traced.TRACED_TYPES.found()
+    assert isoshard.torch_bridge.XLAShardedTensor in traced.TRACED_TYPES.resolve()
     with torch._subclasses.FakeTensorMode() as mode:
         elements = torch.empty(2, device="meta")
-        fake = traced.NEW_FAKE.found()(
+        fake = traced.NEW_FAKE.resolve()(
             traced.NEW_FAKE.owner, mode, elements, torch.device("jax", 0)
         )
     assert fake.device == torch.device("jax", 0)
@@ -245,20 +245,20 @@ def dynamo():
 
     torch.compiler.reset()  # dynamo compiles one function a limited number of times
     seen = []
-    compile = dynamo_hooks.AOT_AUTOGRAD.found()(
+    compile = dynamo_hooks.AOT_AUTOGRAD.resolve()(
         fw_compiler=lambda graph, inputs: seen.append(dynamo_hooks.current_compilation()) or graph
     )
     function = torch.compile(lambda x: x + 1, backend=compile)
     assert function(torch.ones(1)).tolist() == [2.0]
     assert seen and seen != [None]
-    kinds = dynamo_hooks.TRACERS.found()()
+    kinds = dynamo_hooks.TRACERS.resolve()()
     assert isoshard.torch_bridge.XLAShardedTensor in kinds
-    assert dynamo_hooks.TRACE_TENSOR.found()
-    assert kinds[isoshard.torch_bridge.Generator] is dynamo_hooks.TRACE_OBJECT.found()
+    assert dynamo_hooks.TRACE_TENSOR.resolve()
+    assert kinds[isoshard.torch_bridge.Generator] is dynamo_hooks.TRACE_OBJECT.resolve()
     tensor = torch.ones(1, device="jax")
-    assert dynamo_hooks.SUBCLASS.found()(tensor) is None
+    assert dynamo_hooks.SUBCLASS.resolve()(tensor) is None
     assert dynamo_hooks.AS_TANGENT.of(tensor)(None, None) is tensor
-    dynamo_hooks.LEAVE_ALONE.found()("isoshard.core")
+    dynamo_hooks.LEAVE_ALONE.resolve()("isoshard.core")
     assert torch._dynamo.trace_rules.check(make_mesh)  # skipped
     graph = ours.Graph(torch.fx.symbolic_trace(torch.nn.Identity()), [tensor])
     assert traced.BOXED.of(graph) is True
@@ -276,7 +276,7 @@ def page_locked_memory():
 
 @checks("torch.version.xpu")
 def builds():
-    assert undocumented.XPU.found(None) is None
+    assert undocumented.XPU.resolve(None) is None
 
 
 @checks("torch.nn.Module.state_dict._metadata")
@@ -301,7 +301,7 @@ def test_names_do_what_they_are_used_for(check):
 def test_every_name_is_here_or_has_a_check():
     for path, row in ROWS.items():
         if path not in CHECKS and is_here(row) and not inspect.isclass(row.owner):
-            assert row.found() is not None  # many other tests use it, and what instances carry
+            assert row.resolve() is not None  # many other tests use it, and what instances carry
     assert len(list(internals.NAMES)) == len(ROWS) and not set(CHECKS) - set(ROWS)
 
 

@@ -1,6 +1,6 @@
 """torch's operators over functions: `torch.cond`, `while_loop`, `scan` and `map`.
 
->>> COND.found().name()
+>>> COND.resolve().name()
 'cond'
 """
 
@@ -63,4 +63,4 @@ def is_control_flow(function: Any) -> bool:
     """Whether a function is one of these operators."""
     if not hasattr(function, "py_kernels"):
         return False  # nearly always
-    return any(function is row.found(None) for row in (COND, WHILE, STACKED_WHILE, SCAN, MAP))
+    return any(function is row.resolve(None) for row in (COND, WHILE, STACKED_WHILE, SCAN, MAP))

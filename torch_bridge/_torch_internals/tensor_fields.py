@@ -180,7 +180,7 @@ function_of: Callable[[type], type] = NAMES.state(
 
 def forward_levels() -> int:
     """How many levels of forward-mode differentiation are open, less one."""
-    return _LEVEL.found(-1)
+    return _LEVEL.resolve(-1)
 
 
 _LEVEL = NAMES.state(

@@ -32,7 +32,7 @@ from .memory import get_memory_info
 
 _OTHERS: dict[str, Callable[[], bool]] = {
     "cuda": torch.backends.cuda.is_built,
-    "xpu": lambda: XPU.found(None) is not None,
+    "xpu": lambda: XPU.resolve(None) is not None,
     "mps": torch.backends.mps.is_built,
 }
 """The accelerators in torch's tree, and whether this torch was built for them."""
@@ -60,7 +60,7 @@ def register(module: Any) -> None:
             (question, functools.partial(_answering, _ANSWERS[name], _OTHER_ANSWERS.get(name)))
         )
     for question, make in instead:
-        if question.found(None) is not None:
+        if question.resolve(None) is not None:
             question.wrap(make)
     torch.get_device_module = _with_ours(torch.get_device_module, module)
     if torch.distributed.is_available():

@@ -144,7 +144,7 @@ _PLACEMENTS: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKe
 def remember(tensor: DeviceTensor, mesh_placements: MeshPlacements) -> Any:
     """Record the placements of a tensor, which it then reports; returns the tensor."""
     if is_traced(tensor):
-        tensor._mesh_placements = mesh_placements
+        tensor._placed = mesh_placements
     elif not tensor._chain.ops:
         _PLACEMENTS[tensor._storage] = mesh_placements
         marks.note_chunks(tensor, mesh_placements.chunks)
@@ -186,11 +186,13 @@ def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
         mesh_placements = mesh_placements_of(tensor)
     if mesh_placements is None:
         raise ValueError(unknown(tensor))
-    meta = TENSOR_META.found()(tensor.shape, tensor.stride(), tensor.dtype)
+    meta = TENSOR_META.resolve()(tensor.shape, tensor.stride(), tensor.dtype)
     if cached is not None and cached.mesh == mesh_placements.mesh and cached.tensor_meta == meta:
         if cached.placements == mesh_placements.placements:
             return cached
-    return DTENSOR_SPEC.found()(mesh_placements.mesh, mesh_placements.placements, tensor_meta=meta)
+    return DTENSOR_SPEC.resolve()(
+        mesh_placements.mesh, mesh_placements.placements, tensor_meta=meta
+    )
 
 
 def mesh_placements_of(tensor: DeviceTensor) -> MeshPlacements | None:
@@ -200,7 +202,7 @@ def mesh_placements_of(tensor: DeviceTensor) -> MeshPlacements | None:
     DTensor gathers it; nothing moves before it is used.
     """
     if is_traced(tensor):
-        return getattr(tensor, "_mesh_placements", None)
+        return getattr(tensor, "_placed", None)
     sharding = view_layouts.sharding_of_view(tensor, gathered=True)
     mesh_placements = None if tensor._chain.ops else _PLACEMENTS.get(tensor._storage)
     if mesh_placements is not None and mesh_placements.is_open:

@@ -49,7 +49,7 @@ def plain(local: DeviceTensor, name: str) -> torch.Tensor:
         TypeError: it wraps something else, or is on no device of JAX.
     """
     if type(local) is not torch.Tensor:
-        if isinstance(local, UNFINISHED.found(())):
+        if isinstance(local, UNFINISHED.resolve(())):
             local = local.wait()
         if type(local) not in (torch.Tensor, torch.nn.Parameter):
             raise TypeError(

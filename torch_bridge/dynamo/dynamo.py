@@ -272,7 +272,7 @@ def _keys(draw: Any) -> Any:
 @functools.cache
 def _aot() -> Any:
     """AOTAutograd with our compilers; imported at the first use, as torch imports much for it."""
-    make = dynamo_hooks.AOT_AUTOGRAD.found()
+    make = dynamo_hooks.AOT_AUTOGRAD.resolve()
     return make(fw_compiler=Graph, bw_compiler=Graph, inference_compiler=Graph)
 
 

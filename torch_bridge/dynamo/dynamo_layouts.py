@@ -108,15 +108,15 @@ class _Verb:
                 tensor_placements.remember(tensor, placements)
             result = self.call(tensor, **constants, **symbols)
             if self.shards_result and tensor_placements.is_traced(result):
-                result._mesh_placements = None
+                result._placed = None
                 result._mesh = device_mesh_of(_mesh_in(constants)).root
             return result
 
         node.__name__ = node.__qualname__ = self.name
         proxy = tx.output.create_proxy("call_function", node, (tensor[1].as_proxy(),), symbols)
         try:
-            return hooks.RESULT.found()(tx=tx, proxy=proxy)
-        except hooks.FAKE_TENSOR_ERROR.found() as error:
+            return hooks.RESULT.resolve()(tx=tx, proxy=proxy)
+        except hooks.FAKE_TENSOR_ERROR.resolve() as error:
             end_graph(self.name, f"it raises: {error.__cause__ or error}")
 
     def _required_layout(self, tensor: Any, constants: dict[str, Any]) -> Any:
@@ -238,28 +238,28 @@ def _function(verb: _Verb, source: Any = None, *first: Any) -> Any:
     """Dynamo's value of a verb, or of a method of a tensor."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return verb.node(hooks.TRANSLATOR.found()(), (*first, *args), kwargs)
+        return verb.node(hooks.TRANSLATOR.resolve()(), (*first, *args), kwargs)
 
-    return hooks.RULE.found()(call, source=source)
+    return hooks.RULE.resolve()(call, source=source)
 
 
 def _is_local_value(value: Any) -> Any:
     """Dynamo's value of `module_border.is_local_tensor`."""
     value = value.realize()
     is_local = is_ours(value) and is_local_tensor(value)
-    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), is_local)
+    return hooks.VALUE.resolve().build(hooks.TRANSLATOR.resolve()(), is_local)
 
 
 def _followed(builder: Any, value: along.Constraint) -> Any:
     """Dynamo's value of a style's hook, whose code it follows, unlike other code of isoshard."""
-    source = hooks.ATTRIBUTE.found()(builder.source, "hook")
-    function = hooks.USER_FUNCTION.found()(value.hook, source=source)
+    source = hooks.ATTRIBUTE.resolve()(builder.source, "hook")
+    function = hooks.USER_FUNCTION.resolve()(value.hook, source=source)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with FOLLOWED.found()():
-            return function.call_function(hooks.TRANSLATOR.found()(), list(args), kwargs)
+        with FOLLOWED.resolve()():
+            return function.call_function(hooks.TRANSLATOR.resolve()(), list(args), kwargs)
 
-    return hooks.RULE.found()(call, source=builder.source)
+    return hooks.RULE.resolve()(call, source=builder.source)
 
 
 def _call_method(original: Any) -> Any:
@@ -283,16 +283,16 @@ def _attribute(original: Any) -> Any:
             return _function(_METHODS[name], None, self)
         if name in ("placements", "device_mesh") and self.source is None:
             if name == "device_mesh":
-                return hooks.VALUE.found().build(tx, mesh_of(self, name))
+                return hooks.VALUE.resolve().build(tx, mesh_of(self, name))
             placements = layout(self) or replicated_layout(self) or end_graph(name, UNKNOWN)
-            return hooks.VALUE.found().build(tx, placements.placements)
+            return hooks.VALUE.resolve().build(tx, placements.placements)
         try:
             return original(self, tx, name)
         except AttributeError:
             if not hasattr(torch.Tensor, name):
                 raise
             # Such as `t.jax`: before torch 2.13 dynamo assumes that every tensor has it.
-            hooks.RAISE.found()(AttributeError, tx)
+            hooks.RAISE.resolve()(AttributeError, tx)
 
     return var_getattr
 
@@ -302,9 +302,9 @@ def _attribute_of_mesh(original: Any) -> Any:
     def var_getattr(self: Any, tx: Any, name: str) -> Any:
         attribute = getattr(DeviceMesh, name, None) if isinstance(self.value, DeviceMesh) else None
         if isinstance(attribute, property):
-            return hooks.VALUE.found().build(tx, getattr(self.value, name))
+            return hooks.VALUE.resolve().build(tx, getattr(self.value, name))
         if inspect.isfunction(attribute):
-            return hooks.RULE.found()(functools.partial(_mesh_method_result, self.value, name))
+            return hooks.RULE.resolve()(functools.partial(_mesh_method_result, self.value, name))
         return original(self, tx, name)
 
     return var_getattr
@@ -319,8 +319,8 @@ def _mesh_method_result(mesh: DeviceMesh, name: str, *args: Any, **kwargs: Any) 
     except Exception as error:
         end_graph(name, f"it raises {type(error).__name__}: {error}")
     if isinstance(result, _BY_IDENTITY):
-        return hooks.USER_OBJECT.found()(result)
-    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), result)
+        return hooks.USER_OBJECT.resolve()(result)
+    return hooks.VALUE.resolve().build(hooks.TRANSLATOR.resolve()(), result)
 
 
 def _is_instance(original: Any) -> Any:
@@ -330,7 +330,7 @@ def _is_instance(original: Any) -> Any:
             classinfo = kind.as_python_constant()
             kinds = classinfo if isinstance(classinfo, tuple) else (classinfo,)
             if XLAShardedTensor in kinds or (DTensor in kinds and _is_placed(value)):
-                return hooks.VALUE.found().build(tx, True)
+                return hooks.VALUE.resolve().build(tx, True)
         return original(self, tx, value, kind)
 
     return call_isinstance
@@ -343,25 +343,25 @@ def _is_placed(tensor: Any) -> bool:
 
 def teach(tracers: dict[type, Opaque]) -> None:
     """Register the functions with dynamo, once; does nothing if this torch lacks a private name."""
-    if any(row.found(None) is None for row in hooks.ALL):
+    if any(row.resolve(None) is None for row in hooks.ALL):
         return
     trace = tracers[XLAShardedTensor]
     tracers[XLAShardedTensor] = lambda builder, tensor: note_input(trace(builder, tensor), tensor)
     hooks.CALL_METHOD.wrap(_call_method)
     hooks.GET_ATTRIBUTE.wrap(_attribute)
     hooks.IS_INSTANCE.wrap(_is_instance)
-    table = hooks.FUNCTIONS.found()()
+    table = hooks.FUNCTIONS.resolve()()
     for verb in _FUNCTIONS:
         table[id(verb.call)] = lambda builder, _, verb=verb: _function(verb, builder.source)
-    rule = hooks.RULE.found()
+    rule = hooks.RULE.resolve()
     table[id(module_border.is_local_tensor)] = lambda builder, _: rule(
         _is_local_value, source=builder.source
     )
     tracers[along.Constraint] = _followed
-    missing = any(row.found(None) is None for row in hooks.CONSTANTS)
+    missing = any(row.resolve(None) is None for row in hooks.CONSTANTS)
     if release(torch.__version__) < hooks.SINCE or missing:
         return
-    read, constant = hooks.READ.found(), hooks.CONSTANT_TYPE.found()
+    read, constant = hooks.READ.resolve(), hooks.CONSTANT_TYPE.resolve()
     names = [name for name in dir(DeviceMesh) if not name.startswith("__")]
     kind = "constant" if hooks.CONSTANT_TYPE.present == hooks.CONSTANT_TYPE.path else "value"
     constant(DeviceMesh, typ=kind, members=dict.fromkeys([*names, "__getitem__"], read))

@@ -4,7 +4,7 @@ The placements of an input are those of the tensor, guarded once they are read. 
 `redistribute` and its like has placements of its own. Of any other value only the mesh is known,
 from the inputs that it is computed from; and that it is replicated if all of these are.
 
-They are attributes of the fake tensor: `_mesh_placements`; `_mesh`, the mesh of one that is sharded
+They are attributes of the fake tensor: `_placed`; `_mesh`, the mesh of one that is sharded
 in an unknown way; and `_input` of an input (its source for dynamo, and the tensor).
 """
 
@@ -40,7 +40,7 @@ def end_graph(name: str, why: str) -> NoReturn:
     Raises:
         torch._dynamo.exc.Unsupported: always; dynamo catches it.
     """
-    hooks.END_GRAPH.found()(
+    hooks.END_GRAPH.resolve()(
         gb_type=f"isoshard: {name} ends the graph",
         context=name,
         explanation=f"{name} cannot be in a graph here: {why}",
@@ -56,7 +56,7 @@ def guard(source: Opaque, kind: str) -> None:
         source: dynamo's, of the value.
         kind: of `GuardBuilder`.
     """
-    hooks.GUARD.found()(source.make_guard(getattr(hooks.GUARDS.found(), kind)))
+    hooks.GUARD.resolve()(source.make_guard(getattr(hooks.GUARDS.resolve(), kind)))
 
 
 def is_ours(value: Opaque) -> bool:
@@ -75,7 +75,7 @@ def is_local_tensor(tensor: Opaque) -> bool:
     example = tensor.as_proxy().node.meta.get("example_value")
     for fake in (example, viewed(example)):
         if (origin := getattr(fake, "_input", None)) is not None:
-            guard(hooks.ATTRIBUTE.found()(origin[0], "_is_local"), "EQUALS_MATCH")
+            guard(hooks.ATTRIBUTE.resolve()(origin[0], "_is_local"), "EQUALS_MATCH")
             return module_border.is_local_tensor(origin[1]())
         if module_border.is_local_tensor(fake):
             return True
@@ -89,14 +89,14 @@ def layout(tensor: Opaque) -> MeshPlacements | None:
 
 def _layout_of_node(node: Any) -> Any:
     example = node.meta.get("example_value")
-    placements = getattr(example, "_mesh_placements", None)
+    placements = getattr(example, "_placed", None)
     origin = getattr(example, "_input", None)
     if placements is not None or origin is None:
         return placements
     source, tensor = origin
-    guard(hooks.ATTRIBUTE.found()(source, "_layout_key"), "EQUALS_MATCH")
-    example._mesh_placements = tensor_placements.mesh_placements_of(tensor())
-    return example._mesh_placements
+    guard(hooks.ATTRIBUTE.resolve()(source, "_layout_key"), "EQUALS_MATCH")
+    example._placed = tensor_placements.mesh_placements_of(tensor())
+    return example._placed
 
 
 def _origins(tensor: Any) -> Iterator[MeshPlacements | DeviceMesh]:

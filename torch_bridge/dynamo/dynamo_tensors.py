@@ -47,12 +47,12 @@ def teach() -> None:
     if _taught:
         return
     _taught = True  # what follows imports dynamo, after which this is called again
-    tracers = dynamo_hooks.TRACERS.found()()
-    tracers[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.found()
+    tracers = dynamo_hooks.TRACERS.resolve()()
+    tracers[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.resolve()
     # Dynamo supports the class torch.Generator only; it passes a subclass to C++ as a fake object.
-    tracers[Generator] = dynamo_hooks.TRACE_OBJECT.found()
+    tracers[Generator] = dynamo_hooks.TRACE_OBJECT.resolve()
     dynamo_hooks.SUBCLASS.wrap(_subclass_to_follow)
-    leave_alone = dynamo_hooks.LEAVE_ALONE.found(lambda _package: None)
+    leave_alone = dynamo_hooks.LEAVE_ALONE.resolve(lambda _package: None)
     for package in _LEFT_ALONE:
         leave_alone(package)
     own: Any = XLAShardedTensor

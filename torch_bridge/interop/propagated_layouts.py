@@ -52,7 +52,7 @@ def propagated(function: Callable[..., Any], shapes: Sequence[Any], platform: st
     traced = jax.jit(function, keep_unused=True).trace(*shapes)
     module: Any = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     with module.context:
-        compilation.PASS_MANAGER.found().parse(_PASSES).run(module.operation)
+        compilation.PASS_MANAGER.resolve().parse(_PASSES).run(module.operation)
         main = next(operation for operation in module.body.operations if _name(operation) == "main")
         empty = [""] * len(jax.tree.leaves(traced.out_info))
         attributes = main.attributes["res_attrs"] if "res_attrs" in main.attributes else empty

@@ -56,7 +56,7 @@ def register() -> None:
         higher_order_ops.MAP: _map,
     }
     for row, rule in rules.items():
-        operator = row.found(None)
+        operator = row.resolve(None)
         if operator is None:
             continue
         with optional():

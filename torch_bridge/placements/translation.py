@@ -298,4 +298,4 @@ def _ids(mesh: Mesh) -> list[int]:
 def _shard(dim: int, factor: int) -> Any:
     from torch.distributed.tensor import Shard
 
-    return Shard(dim) if factor == 1 else STRIDED_SHARD.found()(dim, split_factor=factor)
+    return Shard(dim) if factor == 1 else STRIDED_SHARD.resolve()(dim, split_factor=factor)

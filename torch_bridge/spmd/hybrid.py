@@ -63,7 +63,7 @@ class HybridMesh(Mesh):
         chips = _runtime_chips()
         _check_slices(dcn, chips)
         if chips:
-            grid = meshes.HYBRID_MESH.found()(ici, dcn, chips)
+            grid = meshes.HYBRID_MESH.resolve()(ici, dcn, chips)
         else:
             try:
                 grid = hybrid_mesh(ici, dcn, names).devices

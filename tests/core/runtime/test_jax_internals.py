@@ -123,7 +123,7 @@ def test_a_primitive_whose_rules_have_no_place_raises_when_it_is_bound(hidden, m
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_the_name_is_there(row):
     with contextlib.nullcontext() if is_known(row) else pytest.raises(PrivateNameError):
-        assert row.found() is not None
+        assert row.resolve() is not None
     assert str(row.error()).startswith(f"jax {jax.__version__} has no {row.path}, which ")
 
 
@@ -183,7 +183,7 @@ def test_a_missing_name_may_have_a_substitute(table):
     with pytest.raises(PrivateNameError):
         table.bind("numpy._gone_for_good", make=lambda: 1 / 0, **WORDS)()
     row = table.state("numpy._gone_too", versions="3.0", **WORDS)
-    assert row.found(None) is None and row.of(object(), 3) == 3
+    assert row.resolve(None) is None and row.of(object(), 3) == 3
     with pytest.raises(PrivateNameError, match=r"numpy 3\.0 are known"):
         row.of(object())
     with pytest.raises(PrivateNameError):

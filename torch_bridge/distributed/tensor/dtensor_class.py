@@ -49,7 +49,7 @@ class DTensor(XLAShardedTensor, metaclass=_OnMesh):
         **options: Any,
     ) -> XLAShardedTensor:
         """As `XLAShardedTensor`; a local tensor and torch's `DTensorSpec` make a new leaf of it."""
-        if not isinstance(mesh_shape, DTENSOR_SPEC.found()):
+        if not isinstance(mesh_shape, DTENSOR_SPEC.resolve()):
             return super().__new__(cls, elem, mesh_shape, partition_spec, **options)
         spec, requires_grad = mesh_shape, bool(options.get("requires_grad"))
         if elem.requires_grad and not requires_grad:

@@ -62,9 +62,9 @@ def rendezvous_handler(
 
 
 def _register() -> None:
-    if "xla" not in BACKENDS.found():
+    if "xla" not in BACKENDS.resolve():
         dist.Backend.register_backend("xla", _refuse, devices=["xla"])
-        RENDEZVOUS.found()("xla", rendezvous_handler)
+        RENDEZVOUS.resolve()("xla", rendezvous_handler)
 
 
 with optional():

@@ -42,7 +42,7 @@ def while_loop(
     (tensor(0, device='jax:0'), tensor(30, device='jax:0'))
     """
     rest = tuple(additional_inputs or ())
-    followed = FOLLOWED.found()
+    followed = FOLLOWED.resolve()
     return _while_loop(
         followed(lambda *carry: cond_fn(*carry, *rest)),
         followed(lambda *carry: tuple([output.clone() for output in body_fn(*carry, *rest)])),
@@ -71,7 +71,7 @@ def fori_loop(
     >>> fori_loop(zero, five, lambda x: x * 2, torch.tensor(1.0, device="jax"))
     (tensor(0, device='jax:0'), tensor(32., device='jax:0'))
     """
-    followed = FOLLOWED.found()
+    followed = FOLLOWED.resolve()
 
     @followed
     def step(left: Any, *values: Any) -> tuple[Any, ...]:

@@ -191,8 +191,8 @@ def _spec(tensor: Any, mesh: DeviceMesh) -> Any:
         placements_of(mesh_placements.sharding) if mesh_placements is not None and own else None
     )
     placements = tensor_placements.normalized(placements, mesh, tensor.dim())
-    meta = TENSOR_META.found()(tensor.shape, tensor.stride(), tensor.dtype)
-    return DTENSOR_SPEC.found()(mesh, placements, tensor_meta=meta)
+    meta = TENSOR_META.resolve()(tensor.shape, tensor.stride(), tensor.dtype)
+    return DTENSOR_SPEC.resolve()(mesh, placements, tensor_meta=meta)
 
 
 def _cheapest(
