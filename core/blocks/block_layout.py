@@ -29,6 +29,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.deprecations import warn
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import check_no_tensor
 from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
@@ -147,6 +148,11 @@ class BlockLayout:
         """Whether an array of either layout has the same elements at the same positions."""
         blocks = (self.padded, self.sizes) == (other.padded, other.sizes)
         return blocks and same_layout(self.sharding, other.sharding, len(self.shape))
+
+    def alike(self, other: BlockLayout) -> bool:
+        """The old name of `is_equivalent_to`."""
+        warn("BlockLayout.alike", "BlockLayout.is_equivalent_to", stacklevel=2)
+        return self.is_equivalent_to(other)
 
     def wrap(self, array: Any) -> UnevenArray:
         """A padded array of this layout, as an `UnevenArray`."""

@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from isoshard.core.deprecations import accepts_old, keyword
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.runtime._jax_internals.tracers import Tracer
@@ -144,6 +145,7 @@ class WeightMap:
         """
         return self.reversed.apply(source, like=like)
 
+    @accepts_old(keyword("given", "leaves"))
     def match(
         self, leaves: Mapping[str, Any], like: Any = None, source: Any = None
     ) -> tuple[Matching, dict[str, Any] | None]:

@@ -2,9 +2,13 @@
 
 import inspect
 
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
+import isoshard as iso
 from isoshard.core import deprecations
+from isoshard.core.blocks.block_layout import BlockLayout
 
 
 @deprecations.accepts_old(deprecations.keyword("old", "new"))
@@ -39,3 +43,17 @@ def test_a_name_that_moved_is_that_of_the_new_module():
     ):
         found = deprecations.moved_attribute("there", "Plan", "isoshard.core.plan")
     assert found.__name__ == "Plan"
+
+
+def test_a_layout_is_compared_by_its_old_name():
+    sharding = NamedSharding(iso.make_mesh((2,), ("x",)), iso.P("x"))
+    layout = BlockLayout(sharding, (4,), (4,), ((2, 2),))
+    with pytest.warns(DeprecationWarning, match=r"BlockLayout\.alike is now BlockLayout\.is_equiv"):
+        assert layout.alike(layout)
+
+
+def test_rules_match_leaves_by_their_old_name():
+    rules = iso.weights.WeightMap([iso.weights.Rule("a", "b")])
+    with pytest.warns(DeprecationWarning, match=r"match\(given=\.\.\) is now match\(leaves=\.\.\)"):
+        matching, _ = rules.match(given={"a": np.ones(2)})
+    assert len(matching.groups) == 1
