@@ -436,7 +436,7 @@ def _bound() -> dict[str, list[Any]]:
         values = list(vars(module).values())
         for value in (*values, *(v for v in values if isinstance(v, dict) for v in v.values())):
             if isinstance(value, PrivateName):
-                uses[value.path].append(value.found)
+                uses[value.path].append(value.resolve)
             elif isinstance(getattr(value, "__self__", None), PrivateName):  # `row.of`
                 uses[value.__self__.path].append(functools.partial(value, object()))
             elif type(value) is Absent:
