@@ -73,9 +73,9 @@ from .engine.compiling import input_placement as input_placement
 from .engine.compiling import interpreting as interpreting
 from .engine.compiling import plan_lowering as plan_lowering
 from .engine.compiling import program as program
+from .engine.compiling.compile_request import CompileRequest as CompileRequest
+from .engine.compiling.compile_request import request_of as request_of
 from .engine.compiling.interpreting import Notes as Notes
-from .engine.compiling.liveness import CompileRequest as CompileRequest
-from .engine.compiling.liveness import plan_of as plan_of
 from .engine.operators import dispatch as dispatch
 from .engine.operators import global_tensors as global_tensors
 from .engine.operators import reading as reading
@@ -90,7 +90,7 @@ from .engine.recording.recipes import Recipe as Recipe
 from .engine.recording.recorder import recorder as recorder
 from .engine.recording.tape import Tape as Tape
 from .engine.recording.tensor_changes import namespace as namespace
-from .engine.values import layout_numbers as layout_numbers
+from .engine.values import sharding_ids as sharding_ids
 from .engine.values.symbolic_numbers import Table as Table
 from .engine.values.value import Aval as Aval
 from .engine.values.value import Storage as Storage
@@ -149,8 +149,8 @@ from .spmd import from_shards as from_shards
 from .spmd import marking as marking
 from .spmd import modes as modes
 from .spmd import on_request as on_request
+from .spmd import reported_shardings as reported_shardings
 from .spmd import shard_shapes as shard_shapes
-from .spmd import sharding_strings as sharding_strings
 from .spmd import unplanned_steps as unplanned_steps
 from .spmd.activations import ActivationConstraints as ActivationConstraints
 from .spmd.auto import auto_mesh as auto_mesh
@@ -189,8 +189,8 @@ from .spmd.optimization_barrier import (
     apply_backward_optimization_barrier as apply_backward_optimization_barrier,
 )
 from .spmd.optimization_barrier import optimization_barrier_ as optimization_barrier_
+from .spmd.reported_shardings import sharding_spec_of as sharding_spec_of
 from .spmd.same_sharding import shard_as as shard_as
-from .spmd.sharding_strings import sharding_spec_of as sharding_spec_of
 from .spmd.specs import ShardingSpec as ShardingSpec
 from .spmd.uneven import UnevenWarning as UnevenWarning
 from .spmd.uneven import even_layout as even_layout

@@ -30,7 +30,7 @@ from isoshard.core.kit import (
 )
 from isoshard.core.kit import spec_axis_names as axis_names
 from isoshard.domain.handlers.handler_arguments import Path, describe_path, replicated_layout
-from isoshard.torch_bridge.kit import ArrayLike, layout_numbers, lazy_tensor, marks
+from isoshard.torch_bridge.kit import ArrayLike, lazy_tensor, marks, sharding_ids
 from isoshard.torch_bridge.kit import tape as tapes
 
 OperandLayout = NamedSharding | BlockLayout | None  # None: replicated
@@ -82,9 +82,7 @@ def _operand_layout(tensor: torch.Tensor) -> OperandLayout:
         return _UNKNOWN if split else None
     annotation = tensor._storage.annotation
     return (
-        layout_numbers.blocks(value.layout)
-        or (annotation and under_auto_axes(annotation))
-        or layout
+        sharding_ids.blocks(value.layout) or (annotation and under_auto_axes(annotation)) or layout
     )
 
 
@@ -108,16 +106,16 @@ def typed_mesh(tensors: Sequence[torch.Tensor]) -> Mesh | None:
         if isinstance(tensor, lazy_tensor.LazyTensor):
             annotation = tensor._storage.annotation
             annotated = None if annotation is None else mesh_of(_sharding(annotation))
-            mesh = annotated or layout_numbers.typed_mesh(tensor._storage.value.layout)
+            mesh = annotated or sharding_ids.typed_mesh(tensor._storage.value.layout)
             if mesh is not None and is_typed(mesh):
                 return mesh
     return None
 
 
 def _placed(index: int) -> OperandLayout:
-    if index == layout_numbers.UNPLACED:
+    if index == sharding_ids.UNPLACED:
         return None
-    layout = layout_numbers.layout(index)
+    layout = sharding_ids.layout(index)
     return layout if isinstance(layout, NamedSharding | BlockLayout) else None
 
 

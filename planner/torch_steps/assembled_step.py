@@ -17,9 +17,9 @@ from isoshard.torch_bridge.kit import (
     CompileRequest,
     Notes,
     input_placement,
-    layout_numbers,
     plan_lowering,
     pytree,
+    sharding_ids,
 )
 
 from .planned_recording import PlannedRecording
@@ -82,9 +82,9 @@ def assembled(
     plan, escaped = assembly.plan()
     values = assembly.choose_results(plan)
     plan.live += tuple(sorted(escaped))  # results that the step stored in objects
-    plan.result_layouts += (layout_numbers.UNPLACED,) * len(escaped)
-    intern = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
-    result_layouts = {*recording.tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
+    plan.result_layouts += (sharding_ids.UNPLACED,) * len(escaped)
+    intern = sharding_ids.intern(NamedSharding(mesh, PartitionSpec()))
+    result_layouts = {*recording.tape.marks, *plan.result_layouts} - {sharding_ids.UNPLACED}
     plan.placed = tuple(input_placement.layouts_on(intern, values, result_layouts)[1])
     plan.notes = Notes(recording.tape.lines, recording.tape.outputs)
     inputs = _inputs(recording, names, plan, values)
@@ -106,7 +106,7 @@ def assembled(
 
 def _mesh_of(plan: CompileRequest, mesh: Mesh) -> Mesh:
     """The mesh of all layouts: a finer one, if marks are on meshes of several shapes."""
-    placed: Any = layout_numbers.sharding(plan.placed[0]) if plan.placed else None
+    placed: Any = sharding_ids.sharding(plan.placed[0]) if plan.placed else None
     return mesh if placed is None else placed.mesh
 
 
@@ -141,7 +141,7 @@ def _inputs(
     for value, layout_id in zip(values, plan.placed, strict=True):
         storage = firsts.get(id(value))
         named = None if storage is None else names.get(id(storage))
-        layout: Any = layout_numbers.sharding(layout_id)
+        layout: Any = sharding_ids.sharding(layout_id)
         if named is None and storage is not None:
             names[id(storage)] = named = Named(f"memory.{len(names)}", "buffer", layout)
         if named is None:
@@ -175,9 +175,7 @@ def _results(
     for slot, layout_id in zip(plan.live, plan.result_layouts, strict=True):
         name, position = names_of_slots.get(slot, (f"kept.{slot}", None))
         finer = plan_lowering.refined(layout_id)
-        layout: Any = (
-            None if layout_id == layout_numbers.UNPLACED else layout_numbers.sharding(finer)
-        )
+        layout: Any = None if layout_id == sharding_ids.UNPLACED else sharding_ids.sharding(finer)
         results.append(StepResult(name, position, layout))
     return results
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.kit import Value, layout_numbers, lazy_tensor
+from isoshard.torch_bridge.kit import Value, lazy_tensor, sharding_ids
 
 from .placeholder_tensors import PlaceholderTensors
 from .planned_recording import PlannedRecording
@@ -93,7 +93,7 @@ def keep_slots(
                 named = placeholders.of_state(kind, slot, parameter, owner)
                 placeholders.names[id(storage)] = named
                 size, dtype = storage.aval.token
-                value = Value(ShapeOnly(size, dtype, user), layout_numbers.intern(named.layout))
+                value = Value(ShapeOnly(size, dtype, user), sharding_ids.intern(named.layout))
                 value.memory = storage.id
                 storage.value, storage.annotation = value, named.layout
                 initialized = True

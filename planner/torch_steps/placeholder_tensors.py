@@ -25,7 +25,6 @@ from isoshard.torch_bridge.kit import (
     Value,
     all_hooks,
     is_dropped,
-    layout_numbers,
     lazy_tensor,
     marks,
     namespace,
@@ -33,6 +32,7 @@ from isoshard.torch_bridge.kit import (
     own_parameters,
     raw_gradient,
     runtime,
+    sharding_ids,
 )
 
 from .planning_tape import ShapeOnly
@@ -134,7 +134,7 @@ class PlaceholderTensors:
         shape = tuple(tensor.shape)
         aval = Aval.contiguous(shape, tensor.dtype)
         value = Value(
-            ShapeOnly(shape, aval.physical, self._user), layout_numbers.intern(named.layout)
+            ShapeOnly(shape, aval.physical, self._user), sharding_ids.intern(named.layout)
         )
         new: Any = marks.annotated(tensor, value, named.layout, shape)
         if not isinstance(tensor, lazy_tensor.LazyTensor):
@@ -208,7 +208,7 @@ class PlaceholderTensors:
         self._alive.append(storage)
         self._memory.append((storage, storage.value, storage.annotation))
         empty = ShapeOnly(tuple(size), dtype, self._user)
-        value = Value(empty, layout_numbers.intern(layout))
+        value = Value(empty, sharding_ids.intern(layout))
         value.memory = storage.id
         storage.value, storage.annotation = value, layout
 

@@ -26,10 +26,10 @@ from isoshard.torch_bridge.kit import (
     Recipe,
     Tape,
     Value,
-    layout_numbers,
     lazy_tensor,
     pytree,
     recorder,
+    sharding_ids,
 )
 
 from .user_lines import UserLines
@@ -84,9 +84,9 @@ class PlanningTape(Tape):
         Raises:
             ShardingError: the mark's mesh has axes that this one has not.
         """
-        if layout == layout_numbers.UNPLACED or layout_numbers.devices(layout) == self.devices:
+        if layout == sharding_ids.UNPLACED or sharding_ids.devices(layout) == self.devices:
             return layout
-        requested = layout_numbers.layout(layout)
+        requested = sharding_ids.layout(layout)
         mesh = mesh_of(requested) if isinstance(requested, NamedSharding) else None
         named: Any = getattr(requested, "spec", ())
         used = [
@@ -101,7 +101,7 @@ class PlanningTape(Tape):
                 f"with axes {() if mesh is None else mesh.axis_names}, and the step is planned for "
                 f"a mesh with axes {self._mesh.axis_names}. Use the same axis names in both."
             )
-        return layout_numbers.intern(NamedSharding(self._mesh, named))
+        return sharding_ids.intern(NamedSharding(self._mesh, named))
 
     def refuse(self, what: str) -> None:
         """Raise, where a capture would take an input that has no place in a program.

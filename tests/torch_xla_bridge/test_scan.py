@@ -214,7 +214,7 @@ def test_nothing_is_kept_that_nobody_holds(pure):
     gc.disable()  # what is kept until the next collection would be a result of the program
     try:
         loss = step()
-        live = program.plan_of(tapes.recorder()).live
+        live = program.request_of(tapes.recorder()).live
     finally:
         gc.enable()
     assert len(live) == 2  # the loss and the gradient

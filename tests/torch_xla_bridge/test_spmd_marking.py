@@ -20,7 +20,7 @@ import isoshard.torch_bridge as bridge
 from isoshard import P, ShardingError
 from isoshard.errors import SpecError, UnevenError
 from isoshard.torch_bridge.spmd import UnevenWarning, unwrap_sharded_tensor, wrap_as_sharded_tensor
-from isoshard.torch_bridge.spmd.sharding_strings import sharding_spec_of, sharding_type_of
+from isoshard.torch_bridge.spmd.reported_shardings import sharding_spec_of, sharding_type_of
 from isoshard.torch_xla_bridge.torch_xla.distributed import spmd as xs
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "spmd.json").read_text())

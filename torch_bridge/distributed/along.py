@@ -41,7 +41,7 @@ from isoshard.torch_bridge.common.argument_types import (
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
@@ -175,7 +175,7 @@ def _constrain_over_axes(t: Any, target: AlongAxes) -> Any:
     blocks = block_counts(t.dim(), mesh, names, spec)
     sides = zip(t.shape, blocks, spec_along(spec, names), strict=False)
     even = P(*(entry if size % count == 0 else None for size, count, entry in sides))
-    mesh_id = layout_numbers.intern(NamedSharding(mesh, P()))
+    mesh_id = sharding_ids.intern(NamedSharding(mesh, P()))
     tape = tapes.recorder()
     value = lazy_tensor.read(t)
     if isinstance(tape, tapes.Tape) and tape.joins(mesh_id):

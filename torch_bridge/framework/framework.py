@@ -36,7 +36,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.subprograms.subtrace import is_recording
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from ..common.dtypes import logical_dtype, physical_dtype
@@ -119,7 +119,7 @@ class Torch(Framework):
                 check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
     def place(
-        self, x: Any, layout: layout_numbers.Layout, copy: bool | None, name: str
+        self, x: Any, layout: sharding_ids.Layout, copy: bool | None, name: str
     ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
         if x.grad_fn is not None:
@@ -130,7 +130,7 @@ class Torch(Framework):
             value = lazy_tensor.read(x)
             here = recorder()
             if value.array is None or here.capture is not None or is_tracing():
-                value = constrain(value, layout_numbers.intern(layout))
+                value = constrain(value, sharding_ids.intern(layout))
             else:
                 old, array = value, input_placement.stored_array(value)
                 with jax.enable_x64(True):

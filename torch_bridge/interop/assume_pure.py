@@ -51,7 +51,7 @@ from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
 from isoshard.torch_bridge.engine.subprograms.recorded_call import RecordedCall, call_of
 from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp
 from isoshard.torch_bridge.engine.subprograms.vjp_entries import VjpNode
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval
 
 
@@ -272,7 +272,7 @@ class _Recorded:
         for result, annotation in zip(results, self.annotations, strict=False):
             if annotation is not None:
                 result._storage.annotation = annotation
-                result._storage.value.layout = layout_numbers.intern(annotation)
+                result._storage.value.layout = sharding_ids.intern(annotation)
         tensors_left = iter(results)
         filled = [next(tensors_left) if leaf is _FREE else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.structure)

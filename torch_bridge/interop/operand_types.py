@@ -37,7 +37,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.common.argument_types import LayoutLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values import layout_numbers as layouts
+from isoshard.torch_bridge.engine.values import sharding_ids as layouts
 from isoshard.torch_bridge.layout import marks
 
 from .convert import DECLARED

@@ -28,7 +28,7 @@ from isoshard.core.runtime.formatting import listed
 from isoshard.core.transfer.exchange import reshard_array
 from isoshard.torch_bridge.common.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 
 
 def users_mesh(arguments: PyTree, name: str) -> AnyMesh | None:
@@ -60,7 +60,7 @@ def users_mesh(arguments: PyTree, name: str) -> AnyMesh | None:
 def mesh_of_leaf(leaf: Leaf) -> AnyMesh | None:
     """The mesh that an array, a traced value or a tensor is known to be on."""
     if isinstance(leaf, lazy_tensor.LazyTensor):
-        return layout_numbers.typed_mesh(leaf._storage.value.layout)
+        return sharding_ids.typed_mesh(leaf._storage.value.layout)
     if isinstance(leaf, Tracer):
         mesh = jax.typeof(leaf).sharding.mesh
         return None if mesh.empty else mesh

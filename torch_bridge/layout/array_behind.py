@@ -15,7 +15,7 @@ from isoshard.core.transfer.exchange import reshard_array
 from isoshard.torch_bridge.common.argument_types import ArrayLike, LayoutLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Value, placed_layout
 
 
@@ -34,7 +34,7 @@ def array_behind(
     array = input_placement.stored_array(value)
     if isinstance(array, Tracer):
         return reshard_array(array, sharding)
-    if copy or (sharding is not None and placed_layout(array) != layout_numbers.intern(sharding)):
+    if copy or (sharding is not None and placed_layout(array) != sharding_ids.intern(sharding)):
         result = in_layout(array, sharding, copy, name)
         value.shared |= input_placement.may_alias(array, result)
     else:
@@ -45,15 +45,15 @@ def array_behind(
 
 def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
     """The sharding of a value's array, restated on the mesh that the user passed."""
-    mesh = layout_numbers.users_mesh(value.layout)
-    if mesh is None or not layout_numbers.is_restated(value.layout):
+    mesh = sharding_ids.users_mesh(value.layout)
+    if mesh is None or not sharding_ids.is_restated(value.layout):
         return sharding
-    return layout_numbers.restated(sharding, mesh) or sharding
+    return sharding_ids.restated(sharding, mesh) or sharding
 
 
 def on_users_mesh(array: ArrayLike, value: Value) -> Any:
     """The array of a value, or one in blocks, on the mesh that the user passed."""
-    if not layout_numbers.is_restated(value.layout):
+    if not sharding_ids.is_restated(value.layout):
         return array
     if isinstance(array, UnevenArray):
         return UnevenArray(on_users_mesh(array.array, value), array.shape, array.sizes)
@@ -71,7 +71,7 @@ def in_layout(array: ArrayLike, layout: LayoutLike, copy: bool | None, name: str
         return reshard_array(array, layout, copy=copy, name=name)
     if copy:
         array = jax.tree.map(jnp.copy, array)
-    if layout is None or placed_layout(array) == layout_numbers.intern(layout):
+    if layout is None or placed_layout(array) == sharding_ids.intern(layout):
         return array
     if copy is False:
         raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")

@@ -13,7 +13,7 @@ from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import DeviceTensor, DTypeLike, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 
 from . import marks, shard_snapshots, view_layouts
 from .marks import ShardingType
@@ -83,7 +83,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         """As torch's; the gradient of a tensor on a mesh is sharded as the tensor."""
         super().requires_grad_(requires_grad)
         storage = namespace(self).get("_storage")
-        if storage is not None and storage.value.layout != layout_numbers.UNPLACED:
+        if storage is not None and storage.value.layout != sharding_ids.UNPLACED:
             marks.keep_gradient_layout(self)
         return self
 
@@ -93,7 +93,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
 
         None for a tensor in equal blocks, and of a value without a mark until it is computed.
         """
-        blocks = layout_numbers.blocks(self._storage.value.layout)
+        blocks = sharding_ids.blocks(self._storage.value.layout)
         if blocks is None or not self._chain.ops:
             return blocks.sizes if blocks else None
         return view_layouts.sizes_of_view(self, blocks.sizes)

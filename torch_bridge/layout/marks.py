@@ -42,7 +42,7 @@ from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 from isoshard.torch_bridge.execution.runtime import PENDING
 
@@ -102,9 +102,9 @@ def sharding_of_memory(storage: Storage) -> Sharding | None:
     """The sharding that the buffers of a tensor's memory have or will get; None on no mesh."""
     if storage.annotation is not None:
         return storage.annotation
-    if storage.value.layout == layout_numbers.UNPLACED:
+    if storage.value.layout == sharding_ids.UNPLACED:
         return None
-    layout = layout_numbers.as_named(storage.value.layout)
+    layout = sharding_ids.as_named(storage.value.layout)
     sharding = layout.sharding if isinstance(layout, BlockLayout) else layout
     return sharding if isinstance(sharding, Sharding) else None
 
@@ -166,7 +166,7 @@ def annotate(
     if is_recorded(tensor) or tensor._chain.ops or captured:
         constrain_in_place(tensor, sharding, requested)
         return
-    lazy_tensor.move(tensor, layout_numbers.intern(sharding))
+    lazy_tensor.move(tensor, sharding_ids.intern(sharding))
     PENDING.append(tensor._storage)
     keep(tensor, sharding, requested)
 
@@ -181,7 +181,7 @@ def constrain_in_place(
         sharding: as for `annotate`.
         requested: as for `annotate`.
     """
-    lazy_tensor.write(tensor, constrain(lazy_tensor.read(tensor), layout_numbers.intern(sharding)))
+    lazy_tensor.write(tensor, constrain(lazy_tensor.read(tensor), sharding_ids.intern(sharding)))
     if not tensor._chain.ops:
         keep(tensor, sharding, requested)
 
@@ -196,7 +196,7 @@ def constrained(
         sharding: as for `annotate`.
         requested: as for `annotate`.
     """
-    value = constrain(lazy_tensor.read(tensor), layout_numbers.intern(sharding))
+    value = constrain(lazy_tensor.read(tensor), sharding_ids.intern(sharding))
     result = lazy_tensor.fresh(Aval.contiguous(tuple(tensor.shape), tensor.dtype), value)
     keep(result, sharding, requested)
     return result
@@ -224,7 +224,7 @@ def mark_result(tensor: lazy_tensor.LazyTensor, layout: Layout) -> None:
     """
     value = lazy_tensor.read(tensor)
     if value.array is None:
-        value.layout = layout_numbers.intern(layout)
+        value.layout = sharding_ids.intern(layout)
     keep(tensor, layout, None)
 
 
@@ -338,9 +338,9 @@ def gradient_sharded_as(leaf: DeviceTensor, gradient: DeviceTensor) -> torch.Ten
             gradient = gradient.clone()
         copy_mark(leaf, gradient)
     value = gradient._storage.value
-    if value.array is not None or value.layout == layout or layout == layout_numbers.UNPLACED:
+    if value.array is not None or value.layout == layout or layout == sharding_ids.UNPLACED:
         return gradient
-    if value.layout == layout_numbers.UNPLACED:
+    if value.layout == sharding_ids.UNPLACED:
         value.layout = layout
     elif gradient._storage.annotation is None and not gradient.requires_grad:
         lazy_tensor.write(gradient, constrain(value, layout))  # another leaf has the same gradient
@@ -349,8 +349,8 @@ def gradient_sharded_as(leaf: DeviceTensor, gradient: DeviceTensor) -> torch.Ten
 
 def _is_split(layout_id: int) -> bool:
     """Whether a layout splits an axis."""
-    return layout_id != layout_numbers.UNPLACED and any(
-        getattr(layout_numbers.sharding(layout_id), "spec", ())
+    return layout_id != sharding_ids.UNPLACED and any(
+        getattr(sharding_ids.sharding(layout_id), "spec", ())
     )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.layout import marks
 
 
@@ -54,13 +54,13 @@ def _resharded(slot: Any, param: Any) -> Any:
     if slot._chain.ops or param._chain.ops:
         return slot
     have, want = (x._storage.value.layout for x in (slot, param))
-    in_blocks = any(layout_numbers.blocks(layout_id) is not None for layout_id in (have, want))
-    if have == want or want == layout_numbers.UNPLACED or not in_blocks:
+    in_blocks = any(sharding_ids.blocks(layout_id) is not None for layout_id in (have, want))
+    if have == want or want == sharding_ids.UNPLACED or not in_blocks:
         return slot
-    if layout_numbers.is_on_host(have) or layout_numbers.is_on_host(want):
+    if sharding_ids.is_on_host(have) or sharding_ids.is_on_host(want):
         return slot
     with torch.no_grad():
         moved: Any = slot.detach().clone()
-    layout: Any = layout_numbers.as_named(want)
+    layout: Any = sharding_ids.as_named(want)
     marks.annotate(moved, layout)
     return moved

@@ -40,7 +40,7 @@ from isoshard.torch_bridge.common.argument_types import MeshLike, PlanLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval
 
 from .gradients import mark_sharding_with_gradients
@@ -212,7 +212,7 @@ class _Open(torch.autograd.Function):
     def forward(ctx: Any, tensor: Any, sharding: NamedSharding) -> torch.Tensor:
         ctx.sharding = sharding
         tape = tapes.recorder()
-        mesh_id = layout_numbers.intern(NamedSharding(sharding.mesh, P()))
+        mesh_id = sharding_ids.intern(NamedSharding(sharding.mesh, P()))
         value = lazy_tensor.read(tensor)
         if isinstance(tape, tapes.Tape) and tape.joins(mesh_id):
             tape.marks.add(mesh_id)

@@ -26,7 +26,7 @@ from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.layout.layout_methods import body_of
@@ -288,7 +288,7 @@ def _joined(
     recipe = join_recipe(mesh_of(sharding), axes, sharding.spec, how)
     (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(stacked)])
     if is_over_all_axes and value.array is None:
-        value.layout = layout_numbers.intern(sharding)
+        value.layout = sharding_ids.intern(sharding)
     shape = _joined_shape(tuple(stacked.shape), sharding, axes)
     full = lazy_tensor.fresh(Aval.contiguous(shape, stacked.dtype), value)
     if is_over_all_axes:

@@ -36,7 +36,7 @@ from isoshard.torch_bridge.common.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval, Storage
 from isoshard.torch_bridge.layout.graph_calls import record_or_trace
 from isoshard.torch_bridge.layout.layout_methods import BODIES
@@ -175,7 +175,7 @@ class ManualTensor(XLAShardedTensor):
 
     def __tensor_flatten__(self) -> tuple[list[str], ShardMetadata]:
         """What torch traces of it: the stacked shards, with their kind, which is guarded."""
-        mesh = layout_numbers.intern(NamedSharding(self.mesh, P()))
+        mesh = sharding_ids.intern(NamedSharding(self.mesh, P()))
         return ["stacked"], (mesh, self.axes, self.replicated_axes)
 
     @staticmethod
@@ -184,7 +184,7 @@ class ManualTensor(XLAShardedTensor):
     ) -> ManualTensor:
         """The tensor of stacked shards that torch traces."""
         mesh, axes, replicated_axes = metadata
-        sharding: Any = layout_numbers.as_named(mesh)
+        sharding: Any = sharding_ids.as_named(mesh)
         return ManualTensor.of(inner["stacked"], mesh_of(sharding), axes, replicated_axes)
 
     def __coerce_same_metadata_as_tangent__(

@@ -41,7 +41,7 @@ from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.execution import runtime
 
 _SKIPPED = ("params", "param_names")
@@ -164,10 +164,10 @@ def _place(x: torch.Tensor) -> Destination:
     return layout_of(x) or Memory.DEFAULT_DEVICE
 
 
-def layout_of(tensor: lazy_tensor.LazyTensor) -> layout_numbers.Layout | None:
+def layout_of(tensor: lazy_tensor.LazyTensor) -> sharding_ids.Layout | None:
     """The sharding of a tensor on `jax`; None if a program may still choose it."""
     if not tensor._chain.ops:
-        blocks = layout_numbers.blocks(tensor._storage.value.layout)
+        blocks = sharding_ids.blocks(tensor._storage.value.layout)
         layout = tensor._storage.annotation if blocks is None else blocks
         if layout is not None:
             return layout

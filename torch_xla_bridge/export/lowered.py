@@ -36,10 +36,10 @@ from isoshard.torch_bridge.kit import (
     check_env_flag,
     input_placement,
     interpreting,
-    layout_numbers,
     lazy_tensor,
     plan_lowering,
-    plan_of,
+    request_of,
+    sharding_ids,
 )
 from isoshard.torch_bridge.kit import tape as tapes
 
@@ -158,7 +158,7 @@ def planned(
                 "these tensors were recorded by several threads, so no program has them all; call "
                 "torch_xla.sync() in each thread, or pass the tensors of one thread"
             )
-        plan = plan_of(tape)
+        plan = request_of(tape)
         slots = {value.slot: value for value in waiting}
         plan.live, plan.result_layouts = (
             tuple(slots),
@@ -168,12 +168,12 @@ def planned(
         tape = tapes.recorder()
         if not isinstance(tape, tapes.Tape) or not tape.program:
             return None
-        plan = plan_of(tape)
+        plan = request_of(tape)
         if not plan.live:
             return None
     plan.donated = ()
     leaves = tape.inputs()
-    also = {*tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
+    also = {*tape.marks, *plan.result_layouts} - {sharding_ids.UNPLACED}
     plan.placed = tuple(input_placement.planned(leaves, also))
     return plan, _structs(leaves, plan.placed), leaves
 
@@ -185,8 +185,8 @@ def _structs(leaves: Sequence[Any], placed: Sequence[int]) -> list[jax.ShapeDtyp
             leaf.array.shape,
             leaf.array.dtype,
             sharding=None
-            if layout_id == layout_numbers.UNPLACED
-            else layout_numbers.sharding(layout_id),
+            if layout_id == sharding_ids.UNPLACED
+            else sharding_ids.sharding(layout_id),
         )
         for leaf, layout_id in zip(leaves, placed, strict=True)
     ]
@@ -226,7 +226,7 @@ def _layout(sharding: Any, rank: int) -> str:
 def _mark(recipe: tapes.Recipe) -> str:
     if recipe.name != "mark_sharding":
         return ""
-    sharding: Any = layout_numbers.sharding(recipe.detail)
+    sharding: Any = sharding_ids.sharding(recipe.detail)
     return _layout(sharding, max(len(sharding.spec), 1))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from isoshard.core.kit import metrics
-from isoshard.torch_bridge.kit import RECIPES, layout_numbers, marks, program
+from isoshard.torch_bridge.kit import RECIPES, marks, program, sharding_ids
 
 from .lowered import short
 
@@ -59,7 +59,7 @@ def _entry(text: str) -> str:
 
 
 def _layout(layout_id: int, ndim: int) -> str:
-    layout = None if layout_id == layout_numbers.UNPLACED else layout_numbers.as_named(layout_id)
+    layout = None if layout_id == sharding_ids.UNPLACED else sharding_ids.as_named(layout_id)
     if isinstance(layout, jax.sharding.NamedSharding):
         return marks.spec_string(layout, ndim)
     return "{replicated}"  # as XLA writes the layout of an array on one device

@@ -20,9 +20,9 @@ from isoshard.torch_bridge.kit import (
     marking,
     modes,
     naming,
+    reported_shardings,
     runtime,
     shard_shapes,
-    sharding_strings,
 )
 from isoshard.torch_bridge.kit import TorchFunction as _TorchFunction
 from isoshard.torch_bridge.kit import address_of as _address_of
@@ -34,8 +34,8 @@ from .core import xla_model as _xla_model
 from .debug import metrics as _metrics
 from .torch_xla import real_devices as _real_devices
 
-_get_xla_sharding_spec = sharding_strings.buffers_spec_of
-_get_xla_sharding_type = sharding_strings.buffers_type_of
+_get_xla_sharding_spec = reported_shardings.buffers_spec_of
+_get_xla_sharding_type = reported_shardings.buffers_type_of
 _xla_clear_sharding = marking.clear_sharding
 _global_tensor_from_cpu_shards = from_shards.tensor_from_shards
 _spmd_full_to_shard_shape = shard_shapes.full_to_shard_shape
@@ -60,12 +60,12 @@ _sync_point_reached = _preemption.sync_point_reached
 
 def _get_xla_sharding_specs(tensors: Sequence[torch.Tensor]) -> list[str]:
     """The layout of each tensor."""
-    return [sharding_strings.buffers_spec_of(tensor) for tensor in tensors]
+    return [reported_shardings.buffers_spec_of(tensor) for tensor in tensors]
 
 
 def _get_xla_sharding_types(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """How each tensor is divided."""
-    return [sharding_strings.buffers_type_of(tensor) for tensor in tensors]
+    return [reported_shardings.buffers_type_of(tensor) for tensor in tensors]
 
 
 def _xla_mark_sharding(tensor: torch.Tensor, sharding: OpSharding) -> None:

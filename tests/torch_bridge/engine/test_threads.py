@@ -19,7 +19,7 @@ from isoshard.torch_bridge.engine.recording import regions
 from isoshard.torch_bridge.engine.recording.immediate import Immediate, immediately
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.execution.closures import _HANDLER, add_step_closure
 
@@ -223,12 +223,12 @@ def test_what_several_threads_make_at_once_is_one_or_numbered_apart():
 
     def make() -> tuple[list[int], list[Aval], list[Recipe]]:
         shardings = [NamedSharding(make_mesh((2, 4), pair), P(pair[0])) for pair in names]
-        layouts = [layout_numbers.intern(sharding) for sharding in shardings]
+        layouts = [sharding_ids.intern(sharding) for sharding in shardings]
         avals = [Aval.contiguous(shape, torch.float32) for shape in shapes]
         return layouts, avals, [Recipe("nothing", lambda *_: [], 0) for _ in range(500)]
 
     (layouts, avals, _), *others = made = at_once(*[make] * 4)
-    specs = [layout_numbers.sharding(number).spec for number in layouts]  # pyright: ignore
+    specs = [sharding_ids.sharding(number).spec for number in layouts]  # pyright: ignore
     assert specs == [P(pair[0]) for pair in names]
     for same_layouts, same_avals, _ in others:
         assert same_layouts == layouts

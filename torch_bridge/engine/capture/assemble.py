@@ -36,7 +36,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Check
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Storage, Taken, Value
 
 from .bindings import (
@@ -249,10 +249,10 @@ class Assembly:
         accounted = {storage.value.slot for storage in self.written}
         for tensor, value, _ in self.created:  # a view is returned without its base
             accounted |= {value.slot, tensor._storage.value.slot}
-        plan = program.plan_of(tape)
+        plan = program.request_of(tape)
         if not accounted.issuperset(plan.live):
             gc.collect()
-            plan = program.plan_of(tape)
+            plan = program.request_of(tape)
         return plan, set(plan.live) - accounted
 
     def raise_escaped(self, escaped: set[int]) -> None:
@@ -295,7 +295,7 @@ class Assembly:
         outputs = [self._ref(leaf) for leaf in self._leaves]
         gradients = self._gradient_refs()
         rebound = [(entry, [self._ref(leaf) for leaf in entry.now]) for entry in self._rebindings]
-        layouts = {*tape.marks, *plan.result_layouts} - {layout_numbers.UNPLACED}
+        layouts = {*tape.marks, *plan.result_layouts} - {sharding_ids.UNPLACED}
         arrays = input_placement.place(inputs, layouts)
         plan.placed = tuple(value.layout for value in inputs)
         constants = {id(upload) for upload in recording.log.uploads}

@@ -29,7 +29,7 @@ from isoshard.torch_bridge.engine.compiling.padded_blocks import has_blocks, pad
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recorder import materialize
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 from isoshard.torch_bridge.engine.values.views import Chain
 
@@ -256,7 +256,7 @@ class Inputs:
         self._layouts = [plan.placed[position] for position in read_only]
         self._donated = [n for n, position in enumerate(read_only) if position in donated]
         self._call_inputs = [(inputs[n], plan.placed[n], n in donated) for n in per_call]
-        self._unplaced = [inputs[n] for n in others if plan.placed[n] == layout_numbers.UNPLACED]
+        self._unplaced = [inputs[n] for n in others if plan.placed[n] == sharding_ids.UNPLACED]
         self._donated_owned = frozenset(id(inputs[n]) for n in owned_positions if n in donated)
         positions = [*owned_positions, *read_only, *per_call]
         order = sorted(range(len(positions)), key=positions.__getitem__)
@@ -278,21 +278,21 @@ class Inputs:
         """
         storages = [call.storage(binding) for binding in self._unplaced]
         if not self.state.are_owned():
-            storages += self.state.moved_out(layout_numbers.UNPLACED)
+            storages += self.state.moved_out(sharding_ids.UNPLACED)
         for stack in self._stacks:
             if not stack.is_owned:
-                storages += stack.moved_out(layout_numbers.UNPLACED)
+                storages += stack.moved_out(sharding_ids.UNPLACED)
         fits = True
         pending = []
         for storage in storages:
             value = raw_value(storage)
             if value.array is None and value.tape is not None:
                 pending.append(visible(storage))
-            elif value.layout != layout_numbers.UNPLACED:
+            elif value.layout != sharding_ids.UNPLACED:
                 fits = False
         if pending:  # the layout is known after the computation
             materialize(pending)
-            fits = fits and all(value.layout == layout_numbers.UNPLACED for value in pending)
+            fits = fits and all(value.layout == sharding_ids.UNPLACED for value in pending)
         return fits
 
     def arrays(self, call: CallTensors) -> Sequence[jax.Array]:
@@ -380,7 +380,7 @@ class Inputs:
         if value.array is None:
             materialize([value])
         if value.layout != layout or not isinstance(value.array, jax.Array | UnevenArray):
-            value.layout = value.layout if layout == layout_numbers.UNPLACED else layout
+            value.layout = value.layout if layout == sharding_ids.UNPLACED else layout
             input_placement.place([value])
 
 

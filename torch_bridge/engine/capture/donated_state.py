@@ -41,7 +41,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime.caches import PROGRAMS, cached
 from isoshard.torch_bridge.engine.compiling.loop_layouts import stacked_layout
 from isoshard.torch_bridge.engine.recording.memory_log import visible
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Storage, Value
 
 _OWNERSHIP = threading.RLock()
@@ -438,7 +438,7 @@ def _filling(layout: int) -> Any:
 
 
 def _sharding_of(index: int) -> Any:
-    return None if index == layout_numbers.UNPLACED else layout_numbers.layout(index)
+    return None if index == sharding_ids.UNPLACED else sharding_ids.layout(index)
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())

@@ -28,11 +28,11 @@ from isoshard.torch_bridge._torch_internals import schema_of
 from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView, reading
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
-from isoshard.torch_bridge.engine.values import dynamic_views, layout_numbers
+from isoshard.torch_bridge.engine.values import dynamic_views, sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
 
-from .liveness import CompileRequest
+from .compile_request import CompileRequest
 from .plan_lowering import layouts_in
 
 Axes = tuple[bool, ...]
@@ -151,7 +151,7 @@ def _taking(
 
 def _movers(plan: CompileRequest) -> dict[int, _Mover]:
     """The entries with places that may move, by their own places in the program."""
-    alone = all(len(layout_numbers.devices(layout)) == 1 for layout in layouts_in(plan))
+    alone = all(len(sharding_ids.devices(layout)) == 1 for layout in layouts_in(plan))
     movers: dict[int, _Mover] = {}
     axes: list[Axes | None] = []  # of each slot; None where it is XLA that decides
     placed = iter(plan.placed)
@@ -171,7 +171,7 @@ def _movers(plan: CompileRequest) -> dict[int, _Mover]:
 
 def _unsharded_axes(index: int, rank: int) -> Axes:
     """Of each axis of an input whether its layout leaves it unsharded."""
-    sharding = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
+    sharding = None if index == sharding_ids.UNPLACED else sharding_ids.sharding(index)
     if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
         return (True,) * rank
     if not isinstance(sharding, NamedSharding):

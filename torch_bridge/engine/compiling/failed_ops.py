@@ -35,8 +35,8 @@ from isoshard.torch_bridge.engine.recording.recorder import Recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values.value import Value, first_donated
 
+from .compile_request import CompileRequest
 from .interpreting import entry_index, needed
-from .liveness import CompileRequest
 
 
 class FailedOps(Recorder):

@@ -20,7 +20,7 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.host_memory import host_to_jax
 from isoshard.core.transfer.reshard import reshard_array
 from isoshard.torch_bridge.engine.recording.recorder import materialize, recorder
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.common_mesh import refine, rewrap
 from isoshard.torch_bridge.engine.values.value import Taken, Value, placed_layout
 
@@ -55,7 +55,7 @@ def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.
             _settle(value)
         else:
             value.layout = layout_id
-            _bring(value, layout_numbers.layout(layout_id))
+            _bring(value, sharding_ids.layout(layout_id))
         if finer != layout_id:
             value.layout = finer
             value.array = rewrap(value.array, finer)
@@ -66,7 +66,7 @@ def planned(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list
     """The layouts that `place` would give inputs, without moving anything."""
     common = _common_layout(values)
     return (
-        [layout_numbers.UNPLACED] * len(values)
+        [sharding_ids.UNPLACED] * len(values)
         if common is None
         else layouts_on(common, values, also)[1]
     )
@@ -82,15 +82,14 @@ def layouts_on(
         values: the inputs.
         also: as for `place`.
     """
-    devices = layout_numbers.devices(common)
+    devices = sharding_ids.devices(common)
     layout_ids = [
         value.layout
-        if value.layout != layout_numbers.UNPLACED
-        and layout_numbers.devices(value.layout) == devices
-        else layout_numbers.replicated_like(common)
+        if value.layout != sharding_ids.UNPLACED and sharding_ids.devices(value.layout) == devices
+        else sharding_ids.replicated_like(common)
         for value in values
     ]
-    others = {layout_id for layout_id in also if layout_numbers.devices(layout_id) == devices}
+    others = {layout_id for layout_id in also if sharding_ids.devices(layout_id) == devices}
     finer = refine(set(layout_ids) | others)
     return layout_ids, [finer.get(layout_id, layout_id) for layout_id in layout_ids]
 
@@ -99,7 +98,7 @@ def settle(values: Sequence[Value]) -> None:
     """Bring values that no program reads to the layout of their mark."""
     with _PLACING:
         for value in values:
-            if value.layout != layout_numbers.UNPLACED:
+            if value.layout != sharding_ids.UNPLACED:
                 _settle(value)
             elif isinstance(value.array, np.ndarray):
                 _bring(value, None)
@@ -110,14 +109,14 @@ def _settle(value: Value | Taken) -> None:
     if (
         isinstance(array, jax.Array)
         and array.committed
-        and layout_numbers.intern(array.sharding) == value.layout
+        and sharding_ids.intern(array.sharding) == value.layout
     ):
         return
     if isinstance(array, np.ndarray) or (
-        array.sharding is not layout_numbers.layout(value.layout)
-        and placed_layout(array) != layout_numbers.untyped(value.layout)
+        array.sharding is not sharding_ids.layout(value.layout)
+        and placed_layout(array) != sharding_ids.untyped(value.layout)
     ):
-        _bring(value, layout_numbers.layout(value.layout))
+        _bring(value, sharding_ids.layout(value.layout))
         if value.shared and not may_alias(array, value.array):
             value.shared = False
 
@@ -139,15 +138,13 @@ def may_alias(old: Any, new: Any) -> bool:
 
 def _common_layout(values: Sequence[Value | Taken]) -> int | None:
     """A layout on the devices that the program will run on, or None for the default device."""
-    layout_ids = {value.layout for value in values} - {layout_numbers.UNPLACED}
+    layout_ids = {value.layout for value in values} - {sharding_ids.UNPLACED}
     best: Any = None
     for layout_id in layout_ids:
-        if best is None or len(layout_numbers.devices(layout_id)) > len(
-            layout_numbers.devices(best)
-        ):
+        if best is None or len(sharding_ids.devices(layout_id)) > len(sharding_ids.devices(best)):
             best = layout_id
     for layout_id in layout_ids:
-        have, want = layout_numbers.devices(layout_id), layout_numbers.devices(best)
+        have, want = sharding_ids.devices(layout_id), sharding_ids.devices(best)
         if len(have) > 1 and have != want:
             raise ShardingError(
                 "one program cannot use meshes that order the devices differently: one tensor is "
@@ -158,12 +155,12 @@ def _common_layout(values: Sequence[Value | Taken]) -> int | None:
     return best
 
 
-def _bring(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
+def _bring(value: Value | Taken, layout: sharding_ids.Layout | None) -> None:
     with jax.enable_x64(True), jax.ensure_compile_time_eval():  # it outlives a trace around this
         _move(value, layout)
 
 
-def _move(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
+def _move(value: Value | Taken, layout: sharding_ids.Layout | None) -> None:
     array = value.array
     if isinstance(array, np.ndarray):
         started = time.perf_counter()

@@ -10,7 +10,7 @@ from isoshard.core.blocks.block_layout import lay_in_blocks
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import materialize, recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 from isoshard.torch_bridge.engine.values.value import Value
 
@@ -27,7 +27,7 @@ def constrain(value: Value, layout: int) -> Value:
         def run(
             arrays: Sequence[jax.Array], _scalars: Sequence[jax.Array], _key: jax.Array | None
         ) -> list[jax.Array]:
-            return [lay_in_blocks(arrays[0], layout_numbers.computed(refined(layout)))]
+            return [lay_in_blocks(arrays[0], sharding_ids.computed(refined(layout)))]
 
         recipe = _RECIPES[layout] = Recipe("mark_sharding", run, 1, detail=layout)
     if isinstance(tape, Tape) and value.tape is tape and not tape.joins(layout):

@@ -14,10 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from isoshard.core.extensions import spread_shardings
 from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
-from .liveness import CompileRequest
+from .compile_request import CompileRequest
 from .plan_lowering import layouts_in
 
 Borders = Callable[[ClosedJaxpr], dict[Var, NamedSharding]]
@@ -43,9 +43,9 @@ def boundary_layouts(plan: CompileRequest) -> Borders | None:
 
 def _named(layout_id: int) -> NamedSharding | None:
     """A layout in the axes of the mesh of the program being traced."""
-    if layout_id == layout_numbers.UNPLACED:
+    if layout_id == sharding_ids.UNPLACED:
         return None
-    sharding = layout_numbers.sharding(refined(layout_id))
+    sharding = sharding_ids.sharding(refined(layout_id))
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
@@ -55,7 +55,7 @@ def stacked_layout(placed: int) -> int:
     Args:
         placed: a number of a layout without padding, or `UNPLACED`.
     """
-    result = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
+    result = None if placed == sharding_ids.UNPLACED else sharding_ids.layout(placed)
     if not isinstance(result, NamedSharding):
         return placed
-    return layout_numbers.intern(stacked_sharding(result))
+    return sharding_ids.intern(stacked_sharding(result))

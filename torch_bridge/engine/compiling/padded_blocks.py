@@ -15,16 +15,16 @@ import jax
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.layout.uneven import UnevenArray, padded_of
 from isoshard.core.lifting.lifting import lift
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 if TYPE_CHECKING:
-    from .liveness import Blocks, CompileRequest
+    from .compile_request import Blocks, CompileRequest
 
 
 def has_blocks(layout_ids: Iterable[int]) -> bool:
     """Whether one of these layouts is in blocks with padding."""
-    return any(layout_numbers.blocks(layout_id) is not None for layout_id in layout_ids)
+    return any(sharding_ids.blocks(layout_id) is not None for layout_id in layout_ids)
 
 
 def in_blocks(
@@ -52,7 +52,7 @@ def in_blocks(
 
 
 def _entered(array: Any, layout_id: int) -> Any:
-    blocks = layout_numbers.blocks(refined(layout_id))
+    blocks = sharding_ids.blocks(refined(layout_id))
     return array if blocks is None else blocks.wrap(array)
 
 

@@ -20,14 +20,14 @@ from isoshard.core.layout.offload import to_device, to_memory_of
 from isoshard.core.runtime import cpu_compiler
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.common_mesh import refined, refining
 from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequence_split import splitting
 
+from .compile_request import CompileRequest
 from .failed_ops import calls_host
 from .interpreting import Notes, interpret, needed
-from .liveness import CompileRequest
 from .padded_blocks import has_blocks, in_blocks
 
 
@@ -63,13 +63,13 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
     """Context in which a plan is traced, and lowered."""
     named = layouts_in(plan)
     even = [
-        layout_numbers.sharding(layout_id)
+        sharding_ids.sharding(layout_id)
         for layout_id in named
-        if layout_numbers.blocks(layout_id) is None
+        if sharding_ids.blocks(layout_id) is None
     ]
     marks, meshes = (
         compiling_for(even),
-        custom_partitioning.shardings_of_program(map(layout_numbers.sharding, named)),
+        custom_partitioning.shardings_of_program(map(sharding_ids.sharding, named)),
     )
     dtypes = jax.numpy_dtype_promotion("standard")
     alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
@@ -88,7 +88,7 @@ def note_traced(plan: CompileRequest, program: Any) -> None:
 def platform_of(plan: CompileRequest) -> str:
     """Of the devices that a plan's program runs on."""
     named = layouts_in(plan)
-    devices = layout_numbers.sharding(named[0]).device_set if named else {jax.devices()[0]}
+    devices = sharding_ids.sharding(named[0]).device_set if named else {jax.devices()[0]}
     return next(iter(devices)).platform
 
 
@@ -103,7 +103,7 @@ def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeD
 
 def layouts_in(plan: CompileRequest) -> list[int]:
     """The layouts that a plan names: of inputs, results and constraints."""
-    layouts = {*plan.placed, *plan.result_layouts, *_marks(plan)} - {layout_numbers.UNPLACED}
+    layouts = {*plan.placed, *plan.result_layouts, *_marks(plan)} - {sharding_ids.UNPLACED}
     return sorted(layouts)
 
 
@@ -119,11 +119,9 @@ def _sequences(
     """Gives the lowerings of attention the layouts of the program."""
     placed = zip(arrays, plan.placed, strict=True)
     inputs = [
-        (tuple(x.shape), layout_numbers.sharding(n))
-        for x, n in placed
-        if n != layout_numbers.UNPLACED
+        (tuple(x.shape), sharding_ids.sharding(n)) for x, n in placed if n != sharding_ids.UNPLACED
     ]
-    return splitting(inputs, map(layout_numbers.sharding, _marks(plan)))
+    return splitting(inputs, map(sharding_ids.sharding, _marks(plan)))
 
 
 def traceable(plan: CompileRequest) -> Any:
@@ -146,7 +144,7 @@ def computed(
     results = [to_device(env[slot]) for slot in plan.live]
     notes = (plan.notes or Notes()).of_slots(plan.program, plan.live)
     for index, layout_id in enumerate(plan.result_layouts):
-        if layout_id != layout_numbers.UNPLACED:
+        if layout_id != sharding_ids.UNPLACED:
             with notes.at(index):
                 results[index] = constrained(results[index], layout_id)
     return results
@@ -155,8 +153,8 @@ def computed(
 def constrained(result: Any, layout_id: int) -> Any:
     """A result in its layout and its memory kind."""
     layout_id = refined(layout_id)
-    blocks = lay_in_blocks(result, layout_numbers.computed(layout_id))
-    return to_memory_of(blocks, layout_numbers.layout(layout_id))
+    blocks = lay_in_blocks(result, sharding_ids.computed(layout_id))
+    return to_memory_of(blocks, sharding_ids.layout(layout_id))
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())

@@ -27,7 +27,7 @@ from isoshard.torch_bridge.engine.recording import random_state, regions
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace, wire_execute
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers as layouts
+from isoshard.torch_bridge.engine.values import sharding_ids as layouts
 from isoshard.torch_bridge.engine.values.value import (
     Value,
     donated_error,
@@ -36,11 +36,11 @@ from isoshard.torch_bridge.engine.values.value import (
 )
 
 from . import recompile_reasons
+from .compile_request import Blocks, CompileRequest, request_of
 from .dynamic_indices import with_dynamic_indices
 from .failed_ops import is_of_an_operation, mark_failed
 from .input_placement import place
 from .interrupts import Uninterrupted
-from .liveness import Blocks, CompileRequest, plan_of
 from .padded_blocks import padded, wrapped
 from .plan_lowering import lowered
 from .result_meshes import coarser_sharding, result_layouts
@@ -148,7 +148,7 @@ def forget_unseen() -> None:
     if not isinstance(tape, Tape) or tape.plans or tape.capture is not None or tape.regions:
         return
     with tape.lock:
-        if not tape.program or plan_of(tape).live:
+        if not tape.program or request_of(tape).live:
             return
         tape.done = True
     replace(tape.renewed())
@@ -190,7 +190,7 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     """Compute a tape; False if it is to be tried again: without an operation that failed."""
     with tape.lock:
         tape.done = True
-        plan = plan_of(tape)
+        plan = request_of(tape)
     if only is not None:
         plan.live, plan.result_layouts, plan.donated = (only.slot,), (only.layout,), ()
     if not plan.live:

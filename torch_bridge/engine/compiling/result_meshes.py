@@ -19,11 +19,11 @@ from isoshard.core.layout.axis_types import auto, is_typed
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Value
 
+from .compile_request import CompileRequest
 from .interpreting import needed
-from .liveness import CompileRequest
 
 
 def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]:
@@ -42,8 +42,8 @@ def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]
         for mesh, _ in sorted(
             meshes, key=lambda candidate: (not is_typed(candidate[0]), not candidate[1])
         ):
-            restated = layout_numbers.restated_on(layout_id, mesh)
-            if layout_numbers.users_mesh(restated) == mesh:
+            restated = sharding_ids.restated_on(layout_id, mesh)
+            if sharding_ids.users_mesh(restated) == mesh:
                 layout_id = restated
                 break
         layouts.append(layout_id)
@@ -52,8 +52,8 @@ def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]
 
 def are_restated(layout_ids: Collection[int]) -> bool:
     """Whether users see arrays of a program on other meshes than the program has them on."""
-    meshes = {*map(layout_numbers.users_mesh, layout_ids)} - {None}
-    return len(meshes) > 1 or any(map(layout_numbers.is_restated, layout_ids))
+    meshes = {*map(sharding_ids.users_mesh, layout_ids)} - {None}
+    return len(meshes) > 1 or any(map(sharding_ids.is_restated, layout_ids))
 
 
 @cached(4096)
@@ -112,12 +112,12 @@ def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
         layout_ids: set[int] = set()
         for entry, is_used in zip(tape.program, needed(tape.program, [value.slot]), strict=True):
             recipe = RECIPES[entry[0]] if isinstance(entry[0], int) else None
-            layout_id = next(inputs).layout if recipe is None else layout_numbers.UNPLACED
+            layout_id = next(inputs).layout if recipe is None else sharding_ids.UNPLACED
             if recipe is not None and recipe.name == "mark_sharding":
                 layout_id = recipe.detail
             if is_used:
                 layout_ids.add(layout_id)
-    return {auto(mesh) for mesh in map(layout_numbers.users_mesh, layout_ids) if mesh is not None}
+    return {auto(mesh) for mesh in map(sharding_ids.users_mesh, layout_ids) if mesh is not None}
 
 
 def _marks(plan: CompileRequest) -> list[int]:
@@ -148,8 +148,8 @@ def _meshes(plan: CompileRequest) -> list[tuple[_Candidate, ...]]:
 @cached(4096)
 def _candidates(layout_id: int) -> tuple[_Candidate, ...]:
     """The mesh of a layout as users see it; empty without one."""
-    mesh = layout_numbers.users_mesh(layout_id)
+    mesh = sharding_ids.users_mesh(layout_id)
     if mesh is None:
         return ()
-    sharding: Any = layout_numbers.sharding(layout_id)
+    sharding: Any = sharding_ids.sharding(layout_id)
     return ((mesh, any(sharding.spec)),)

@@ -23,11 +23,11 @@ import numpy as np
 from isoshard.core.repeats.rolled_program import Rolled, Stack, rolled
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime.caches import PROGRAMS, Bounded
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 from . import program, recompile_reasons
-from .liveness import CompileRequest
+from .compile_request import CompileRequest
 from .loop_copies import loop_copies
 from .loop_layouts import boundary_layouts, stacked_layout
 from .padded_blocks import has_blocks
@@ -178,7 +178,7 @@ def _refuse(plan: CompileRequest) -> None:
     named = layouts_in(plan)
     if has_blocks(named):
         raise NotRolled("it has arrays in blocks of unequal sizes")
-    if any(map(layout_numbers.is_on_host, named)):
+    if any(map(sharding_ids.is_on_host, named)):
         raise NotRolled("it has arrays in host memory")
     if are_restated(named):
         raise NotRolled("it has arrays on a mesh with Explicit axes, or on several meshes")
@@ -300,7 +300,7 @@ def _struct(leaf: int | EqualMemory, arrays: Sequence[jax.Array]) -> Any:
         return arrays[leaf]
     member = arrays[leaf.inputs[0]]
     index = leaf.stack_layout
-    layout: Any = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
+    layout: Any = None if index == sharding_ids.UNPLACED else sharding_ids.sharding(index)
     return jax.ShapeDtypeStruct((len(leaf.inputs), *member.shape), member.dtype, sharding=layout)
 
 
@@ -337,9 +337,9 @@ def _joined(
 
 
 def _constrained(value: Any, layout_id: int) -> Any:
-    if layout_id == layout_numbers.UNPLACED:
+    if layout_id == sharding_ids.UNPLACED:
         return value
-    return jax.lax.with_sharding_constraint(value, layout_numbers.sharding(refined(layout_id)))
+    return jax.lax.with_sharding_constraint(value, sharding_ids.sharding(refined(layout_id)))
 
 
 class _Taken:

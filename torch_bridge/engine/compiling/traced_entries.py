@@ -22,13 +22,13 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
 from isoshard.core.runtime.jaxprs import opened
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.lowerings.cse import shared_program
 
+from .compile_request import CompileRequest
 from .equation_templates import EquationTemplate, TemplateWriter, TracedAtom
 from .image_layout import Env
 from .interpreting import EntryValues, at_entry, needed
-from .liveness import CompileRequest
 from .plan_lowering import constrained
 from .rewrites import looked_through
 from .traced_lists import TracedLists
@@ -195,7 +195,7 @@ class _Entries:
         """What the program returns of a slot, in a layout."""
         forms = self._slots[slot]
         plain = forms[0]
-        if plain is not None and layout_id == layout_numbers.UNPLACED:
+        if plain is not None and layout_id == sharding_ids.UNPLACED:
             return plain.atom
         key = "result", layout_id, _avals(forms)
         atoms = [atom for atom in forms[:2] if atom is not None]

@@ -18,7 +18,7 @@ import torch
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals import OpOverload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.metas import Meta, map_leaves
 from isoshard.torch_bridge.engine.values.value import Aval
 
@@ -71,13 +71,13 @@ def _with_strides(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 def _replicated_on_mesh(layouts: list[int]) -> int:
     """The replicated layout over the first mesh among some layouts."""
     for layout_id in layouts:
-        if layout_numbers.users_mesh(layout_id) is not None:
-            replicated = layout_numbers.replicated_like(layout_id)
-            return layout_numbers.restated_on(replicated, layout_numbers.typed_mesh(layout_id))
-    return layout_numbers.UNPLACED
+        if sharding_ids.users_mesh(layout_id) is not None:
+            replicated = sharding_ids.replicated_like(layout_id)
+            return sharding_ids.restated_on(replicated, sharding_ids.typed_mesh(layout_id))
+    return sharding_ids.UNPLACED
 
 
-def upload(tensor: torch.Tensor, layout: int = layout_numbers.UNPLACED) -> lazy_tensor.LazyTensor:
+def upload(tensor: torch.Tensor, layout: int = sharding_ids.UNPLACED) -> lazy_tensor.LazyTensor:
     """A CPU tensor's snapshot as a `jax` tensor, placed when first needed, in a layout if given."""
     aval = Aval.of(Meta.of(torch.empty_like(tensor, device="meta")))  # torch's own memory order
     value = lazy_tensor.host_value(tensor)

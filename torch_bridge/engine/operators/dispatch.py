@@ -31,7 +31,7 @@ from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.signatures import checks, number_checks
 from isoshard.torch_bridge.engine.signatures.bound_op import build_call
 from isoshard.torch_bridge.engine.signatures.shape_inference import infer
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 from isoshard.torch_bridge.engine.values.value import Aval, Value
@@ -330,15 +330,15 @@ def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor, copy: 
     """
     source, chain = like._storage, like._chain
     layout_id, annotation = source.value.layout, source.annotation
-    if layout_id == layout_numbers.UNPLACED:
+    if layout_id == sharding_ids.UNPLACED:
         return
     if chain.ops:
-        sharding = layout_numbers.as_named(layout_id)
+        sharding = sharding_ids.as_named(layout_id)
         if copy or not isinstance(sharding, NamedSharding):
             return
         spec = view_spec(chain, sharding.spec, gathered=True)
         shown = NamedSharding(sharding.mesh, spec)
-        layout_id, annotation = layout_numbers.intern(shown), annotation and shown
+        layout_id, annotation = sharding_ids.intern(shown), annotation and shown
     tensor._storage.value.layout = layout_id
     tensor._storage.annotation = annotation
 

@@ -34,7 +34,7 @@ from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.recording.lazy_tensor import LazyTensor
 from isoshard.torch_bridge.engine.recording.recorder import Recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 
 NAME = "aten::zeros_like"
@@ -53,8 +53,8 @@ def zeros(here: Recorder, like: LazyTensor, aval: Aval) -> Value | None:
     created = _NUM_CREATED.get(like._storage, 0)
     if created == _MAX_CREATED:
         return None
-    if layout_id != layout_numbers.UNPLACED:
-        layout = layout_numbers.layout(layout_id)
+    if layout_id != sharding_ids.UNPLACED:
+        layout = sharding_ids.layout(layout_id)
         if isinstance(layout, BlockLayout) or is_offloaded(layout):
             return None
     value = Value(np.zeros(aval.meta.size, aval.physical), layout_id)

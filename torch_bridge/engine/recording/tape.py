@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from isoshard.core.layout.virtual_devices import Device
-from isoshard.torch_bridge.engine.values import layout_numbers as layouts
+from isoshard.torch_bridge.engine.values import sharding_ids as layouts
 from isoshard.torch_bridge.engine.values.unify_meshes import differently_numbered, unified
 from isoshard.torch_bridge.engine.values.value import Taken, Value
 

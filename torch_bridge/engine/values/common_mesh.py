@@ -3,7 +3,7 @@
 A program may read tensors sharded over a mesh (2, 4) and others on a mesh (8,) of the same devices
 in the same order. JAX describes what XLA chooses for a result in the axes of one mesh only, so
 such a program gets its inputs on a mesh whose axes are fine enough for all of them. Users see each
-tensor on their own mesh (`layout_numbers.restated_on`).
+tensor on their own mesh (`sharding_ids.restated_on`).
 
 >>> common_shape([(2, 4), (8,), (4, 2)])
 (2, 2, 2)
@@ -28,7 +28,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime.caches import PROGRAMS, Bounded
 
-from . import layout_numbers
+from . import sharding_ids
 
 _REFINED: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: common meshes")
 
@@ -55,7 +55,7 @@ _FINER: contextvars.ContextVar[dict[int, int]] = contextvars.ContextVar("finer")
 @contextlib.contextmanager
 def refining(layout_ids: Iterable[int]) -> Iterator[None]:
     """While a program that names these layouts is traced, let `refined` translate them."""
-    groups = {layout_id: layout_numbers.devices(layout_id) for layout_id in layout_ids}
+    groups = {layout_id: sharding_ids.devices(layout_id) for layout_id in layout_ids}
     most = max(groups.values(), key=len, default=())
     token = _FINER.set(refine(layout_id for layout_id, group in groups.items() if group == most))
     try:
@@ -86,7 +86,7 @@ def _refine(layout_ids: frozenset[int]) -> dict[int, int]:
     named = {
         layout_id: value
         for layout_id in layout_ids
-        if isinstance(value := layout_numbers.sharding(layout_id), NamedSharding)
+        if isinstance(value := sharding_ids.sharding(layout_id), NamedSharding)
     }
     meshes = {mesh_of(value) for value in named.values()}
     if len(meshes) < 2:
@@ -109,8 +109,8 @@ def _refine(layout_ids: frozenset[int]) -> dict[int, int]:
 
 def _computed_on(layout_id: int, value: NamedSharding) -> int:
     """A layout that programs have in the axes of another mesh; blocks are unchanged."""
-    blocks = layout_numbers.blocks(layout_id)
-    return layout_numbers.computed_as(value if blocks is None else blocks.on(value), layout_id)
+    blocks = sharding_ids.blocks(layout_id)
+    return sharding_ids.computed_as(value if blocks is None else blocks.on(value), layout_id)
 
 
 def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:
@@ -136,7 +136,7 @@ def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:
 
 def rewrap(array: jax.Array | UnevenArray, layout_id: int) -> jax.Array | UnevenArray:
     """The same buffers under an equal layout that is written otherwise."""
-    blocks = layout_numbers.blocks(layout_id)
+    blocks = sharding_ids.blocks(layout_id)
     if isinstance(array, UnevenArray):
         return blocks.wrap(_rewrapped(array.array, layout_id)) if blocks else array
     return _rewrapped(array, layout_id)
@@ -146,5 +146,5 @@ def _rewrapped(array: jax.Array, layout_id: int) -> jax.Array:
     shards = [shard.data for shard in array.addressable_shards]
     with jax.enable_x64(True):
         return jax.make_array_from_single_device_arrays(
-            array.shape, layout_numbers.sharding(layout_id), shards, dtype=array.dtype
+            array.shape, sharding_ids.sharding(layout_id), shards, dtype=array.dtype
         )

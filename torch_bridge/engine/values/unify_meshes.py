@@ -18,7 +18,7 @@ from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.reshard import reshard_array
 
-from . import layout_numbers
+from . import sharding_ids
 from .value import Value
 
 
@@ -30,15 +30,15 @@ def unified(name: str, values: Sequence[Value]) -> list[Value]:
     """
     placed = [value.layout for value in values if _is_on_mesh(value.layout)]
     split = [layout_id for layout_id in placed if not _is_replicated(layout_id)]
-    groups = list(dict.fromkeys(layout_numbers.devices(layout_id) for layout_id in split))
+    groups = list(dict.fromkeys(sharding_ids.devices(layout_id) for layout_id in split))
     if len(groups) > 1:
         raise differently_numbered(name, groups)
-    target = [*split, *placed][0] if placed else layout_numbers.UNPLACED
+    target = [*split, *placed][0] if placed else sharding_ids.UNPLACED
     return [
         value
         if not _is_on_mesh(value.layout)
-        or layout_numbers.devices(value.layout) == layout_numbers.devices(target)
-        else _moved(value, layout_numbers.replicated_like(target))
+        or sharding_ids.devices(value.layout) == sharding_ids.devices(target)
+        else _moved(value, sharding_ids.replicated_like(target))
         for value in values
     ]
 
@@ -53,18 +53,18 @@ def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> Sha
 
 
 def _is_on_mesh(layout_id: int) -> bool:
-    return layout_id != layout_numbers.UNPLACED and len(layout_numbers.devices(layout_id)) > 1
+    return layout_id != sharding_ids.UNPLACED and len(sharding_ids.devices(layout_id)) > 1
 
 
 def _is_replicated(layout_id: int) -> bool:
-    layout = layout_numbers.layout(layout_id)
+    layout = sharding_ids.layout(layout_id)
     return not isinstance(layout, BlockLayout) and layout.is_fully_replicated
 
 
 def _moved(value: Value, layout_id: int) -> Value:
     """The same array, replicated over the devices of another layout; the value is unchanged."""
     metrics.count("transfers.between_devices")
-    replicated = layout_numbers.sharding(layout_id)
+    replicated = sharding_ids.sharding(layout_id)
     move = jax.device_put if replicated.is_fully_addressable else reshard_array
     with jax.enable_x64(True):
         result = Value(move(value.array, replicated), layout_id)

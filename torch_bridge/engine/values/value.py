@@ -29,7 +29,7 @@ from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.common.dtypes import physical_dtype
 
-from . import layout_numbers
+from . import sharding_ids
 from .metas import Meta
 
 MOST_AXES = 64
@@ -112,7 +112,7 @@ class Taken:
         """Of a value that no tape has taken."""
         self.value = weakref.ref(value)
         self.array: Any = None
-        self.layout = layout_numbers.UNPLACED
+        self.layout = sharding_ids.UNPLACED
         self.memory = -1
         self.origin = ENGINE
         self.shared = False
@@ -176,7 +176,7 @@ class Value:
             recorded.
         tape: where it was recorded, until it is computed.
         slot: its number there.
-        layout: the requested (and once placed, the actual) layout; see `layout_numbers`.
+        layout: the requested (and once placed, the actual) layout; see `sharding_ids`.
         taken: what tapes reference that take it as an input; None if none has.
         memory: number of the storage it was last written to. A program's result takes over the
             buffer of the input with the same number.
@@ -188,7 +188,7 @@ class Value:
     def __init__(
         self,
         array: Any = None,
-        layout: int = layout_numbers.UNPLACED,
+        layout: int = sharding_ids.UNPLACED,
         tape: Any = None,
         slot: int = -1,
     ):
@@ -250,7 +250,7 @@ class Value:
         array = self.array
         if array is None or isinstance(array, np.ndarray):
             return False
-        return self.layout == layout_numbers.UNPLACED or layout_numbers.untyped(
+        return self.layout == sharding_ids.UNPLACED or sharding_ids.untyped(
             self.layout
         ) == placed_layout(array)
 
@@ -267,14 +267,10 @@ def computed_on(array: jax.Array | UnevenArray) -> Any:
 def placed_layout(array: jax.Array | UnevenArray) -> int:
     """The layout number of an array; UNPLACED when JAX may still move it by itself."""
     if isinstance(array, UnevenArray):
-        return layout_numbers.intern(BlockLayout.of(array))
+        return sharding_ids.intern(BlockLayout.of(array))
     if isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
-        return (
-            layout_numbers.UNPLACED
-            if not array.committed
-            else layout_numbers.intern(array.sharding)
-        )
-    return layout_numbers.intern(array.sharding)
+        return sharding_ids.UNPLACED if not array.committed else sharding_ids.intern(array.sharding)
+    return sharding_ids.intern(array.sharding)
 
 
 class Storage:
@@ -300,7 +296,7 @@ class Storage:
 
     def write(self, value: Value) -> None:
         """Replace the value; the layout of the memory is kept."""
-        if value.layout == layout_numbers.UNPLACED:
+        if value.layout == sharding_ids.UNPLACED:
             value.layout = self.value.layout
         value.memory = self.id
         self.value = value

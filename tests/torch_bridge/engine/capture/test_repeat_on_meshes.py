@@ -10,7 +10,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, metrics
 from isoshard.torch_bridge.engine.compiling.rolled_plan import stacked_layout
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from tests.jax_faults import host_memory_of_the_cpu
 from tests.torch_bridge.engine.capture.repeated_models import Training, compare
 from tests.torch_bridge.engine.capture.test_repeat import said, stacks
@@ -125,6 +125,6 @@ def test_offloaded_state_is_a_reason(mesh):
 
 
 def test_layout_numbers_of_stacks(mesh):
-    number = layout_numbers.intern(jax.NamedSharding(mesh, P("x")))
-    assert layout_numbers.sharding(stacked_layout(number)).spec == P(None, "x")
-    assert stacked_layout(layout_numbers.UNPLACED) == layout_numbers.UNPLACED
+    number = sharding_ids.intern(jax.NamedSharding(mesh, P("x")))
+    assert sharding_ids.sharding(stacked_layout(number)).spec == P(None, "x")
+    assert stacked_layout(sharding_ids.UNPLACED) == sharding_ids.UNPLACED

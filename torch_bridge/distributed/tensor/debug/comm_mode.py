@@ -44,7 +44,7 @@ from isoshard.core.runtime.hlo_collectives import Collective, axes_of, collectiv
 from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.engine.compiling import plan_lowering, program
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 
 from .module_names import Modules
 
@@ -267,7 +267,7 @@ def _moves() -> int:
 
 def _meshes(plan: program.CompileRequest) -> list[Mesh]:
     """The meshes of a program's tensors; those that a user named first."""
-    named = [layout_numbers.sharding(layout_id) for layout_id in plan_lowering.layouts_in(plan)]
+    named = [sharding_ids.sharding(layout_id) for layout_id in plan_lowering.layouts_in(plan)]
     meshes = {mesh_of(sharding): None for sharding in named if isinstance(sharding, NamedSharding)}
     most = max((mesh.size for mesh in meshes), default=0)
     return sorted((mesh for mesh in meshes if mesh.size == most), key=lambda mesh: len(mesh.shape))

@@ -15,7 +15,7 @@ from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.torch_bridge.engine.recording.compile_settings import Settings, current
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Taken
 
 from .interpreting import Notes, needed
@@ -31,7 +31,7 @@ class CompileRequest:
         program: the entries.
         leaves: slots of the inputs.
         live: slots of the results.
-        result_layouts: the layout of each of them (`layout_numbers.UNPLACED`: XLA chooses).
+        result_layouts: the layout of each of them (`sharding_ids.UNPLACED`: XLA chooses).
         donated: positions in `leaves` that may be overwritten.
         placed: the layout of each leaf.
         draws: number of random keys.
@@ -63,10 +63,10 @@ class CompileRequest:
 
     def replicated(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: replicated over the program's devices."""
-        layout = max(self.placed, default=layout_numbers.UNPLACED)
-        if layout == layout_numbers.UNPLACED:
+        layout = max(self.placed, default=sharding_ids.UNPLACED)
+        if layout == sharding_ids.UNPLACED:
             return None
-        return layout_numbers.sharding(layout_numbers.replicated_like(layout))
+        return sharding_ids.sharding(sharding_ids.replicated_like(layout))
 
     def lean(self) -> CompileRequest:
         """The same without entries that no result depends on.
@@ -106,7 +106,7 @@ class CompileRequest:
         return (*key, self.settings)
 
 
-def plan_of(tape: Tape) -> CompileRequest:
+def request_of(tape: Tape) -> CompileRequest:
     """Find the results that are referenced, and the inputs that are no more."""
     leaves = tape.leaves
     taken = [tape.slots[slot] for slot in leaves]
