@@ -337,7 +337,7 @@ CASES = (
         grows=True,
         differs={
             ("even", "forward"): "while channels or columns divide, XLA splits these instead",
-            ("even", "backward"): "XLA sums over all devices what each has of the gathered axis",
+            ("even", "backward"): "XLA sums each device's gradient of the gathered axis",
         },
     ),
 )

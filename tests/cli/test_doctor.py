@@ -239,8 +239,8 @@ def test_the_versions_that_were_tried_are_those_of_the_private_names():
     from isoshard.core.runtime import _jax_internals
     from isoshard.torch_bridge import _torch_internals
 
-    assert _jax_internals.NAMES.known == TRIED["jax"]
-    assert _torch_internals.NAMES.known == TRIED["torch"]
+    assert _jax_internals.NAMES.versions == TRIED["jax"]
+    assert _torch_internals.NAMES.versions == TRIED["torch"]
 
 
 def test_torch_tpu_without_libtpu_is_named(metadata, monkeypatch):

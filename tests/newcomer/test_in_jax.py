@@ -336,10 +336,10 @@ MISTAKES = [
     (iso.PlanError, lambda at: iso.create_sharded(flax_linear, at.mesh, Plan({"kernel": P("z")})),
      "no mesh axis is called 'z'", "'x' (2), 'y' (4)"),
     (TypeError, lambda at: iso.create_sharded(flax_linear(), at.mesh, Plan({"*": None})),
-     "takes the function that makes the model", "fn=lambda: Linear(..)"),
+     "takes the function that creates the model", "fn=lambda: Linear(..)"),
     (TypeError, lambda at: create_optimizer({"w": ROWS}, optax.sgd(0.1), at.mesh, Plan({"*":
      None})),
-     "not of a dict", "create_opt_state(tx, params, mesh, plan)"),
+     "not a dict", "create_opt_state(tx, params, mesh, plan)"),
     (TypeError, a_loss_that_is_no_number, "only defined for scalar-output functions", "(8, 8)"),
     (RuntimeError, a_state_used_twice,
      "this state was donated to an earlier step", "state, loss = step(state, batch)"),

@@ -159,7 +159,7 @@ MISTAKES = [
     (xs.CaptureError, an_optimizer_that_decides_in_python,
      "test_in_torch.py:", "needs the value of a tensor", "torch.where"),
     (iso.ShardingError, lambda at: jnp.sum(ones(3)),
-     "a torch tensor of shape (3,) on jax:0", "give it iso.to_jax(tensor)"),
+     "a torch tensor of shape (3,) on jax:0", "pass iso.to_jax(tensor)"),
     (RuntimeError, a_tensor_whose_array_was_donated, "donated", "copy=True"),
     (TypeError, jit_of_a_net_with_a_branch,
      "test_in_torch.py:", "Net needs the value of a tensor while JAX traces it", "torch.where"),

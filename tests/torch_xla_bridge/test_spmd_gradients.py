@@ -365,7 +365,7 @@ def test_what_is_behind_a_tensor():
     assert "XLAData: None" in _XLAC._get_xla_tensor_debug_info(y)
     bridge.sync()
     assert "aten::div" not in _XLAC._get_xla_tensor_debug_info(y)
-    with pytest.raises(RuntimeError, match="has no operations and no buffers"):
+    with pytest.raises(RuntimeError, match="has no recorded operations and no buffers"):
         _XLAC._get_xla_tensor_debug_info(torch.ones(2))
 
 

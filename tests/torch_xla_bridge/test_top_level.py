@@ -186,7 +186,7 @@ def test_launch_is_of_one_replica(monkeypatch):
     seen = []
     torch_xla.launch(lambda index, name: seen.append((index, name)), ("x",), "fork", True)
     assert seen == [(0, "x")]
-    with pytest.raises(NotImplementedError, match=r"there are 8 chips, and so many replicas"):
+    with pytest.raises(NotImplementedError, match=r"there are 8 chips, and as many replicas"):
         torch_xla.launch(print)
 
 

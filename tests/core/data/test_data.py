@@ -216,7 +216,9 @@ class TestErrors:
         source = [{"a": np.ones(8, np.float32), "names": ["u", "v"], "o": object()}]
         with pytest.raises(TypeError, match=r"batch\.names\.0 is str;.*batch\.o is object\. Take"):
             list(iso.data.loader(source, mesh, P("x")))
-        with pytest.raises(TypeError, match=r"only a plain CPU tensor.*on jax:0; give x\.cpu\(\)"):
+        with pytest.raises(
+            TypeError, match=r"NumPy takes plain CPU tensors only.*on jax:0; pass x\.cpu\(\)"
+        ):
             list(iso.data.loader([torch.ones(8, device="jax")], mesh, P("x")))
 
     def test_options(self, mesh):

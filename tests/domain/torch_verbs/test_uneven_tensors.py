@@ -84,7 +84,7 @@ def test_pieces_are_loaded_back(t, x):
     shards[1].data = torch.zeros(3, 6)
     with pytest.raises(RuntimeError, match=r"CPU:1 has \(3, 6\) for \(2, 6\)"):
         t.load_local_shards_(shards)
-    with pytest.raises(RuntimeError, match="give one for each"):
+    with pytest.raises(RuntimeError, match="pass one for each"):
         t.load_local_shards_(shards[:3])
     assert torch.equal(t.cpu(), 2 * x)
     assert t.block_sizes == (SIZES, None)

@@ -99,7 +99,7 @@ def state_of(trainer):
         "hooks": hooks,
         "collects": gc.isenabled(),
         "python": (trainer.steps, list(trainer.losses), trainer.last, model.calls, model.training),
-        "random": (random.getstate(), torch.get_rng_state().tolist(), STATE.place),
+        "random": (random.getstate(), torch.get_rng_state().tolist(), STATE.position),
         "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002
     }
 

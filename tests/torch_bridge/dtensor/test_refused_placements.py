@@ -38,7 +38,7 @@ from tests.torch_bridge.dtensor.layouts import MESHES, torch_mesh
         (
             ((Shard(0), Shard(1)), Replicate()),
             SpecError,
-            r"mesh axis 0 has 2 placements.*it splits one tensor axis, or holds sums",
+            r"mesh axis 0 has 2 placements.*it splits one tensor axis, or has terms of a sum",
         ),
         ((Replicate(), (Shard(0), Partial())), SpecError, "mesh axis 1 has 2 placements"),
         (("dp", Replicate()), SpecError, "'dp' is no placement"),

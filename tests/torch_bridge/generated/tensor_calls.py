@@ -276,7 +276,7 @@ NOT_CALLED = {
     "_chain": "the bridge's own",
     "_layout_key": "the bridge's own",
     "_is_local": "the bridge's own",
-    "_one_buffer": "the bridge's own",
+    "_single_buffer": "the bridge's own",
     "_spec": "the bridge's own",
     "_storage": "the bridge's own",
     "__dict__": "the bridge's own",

@@ -140,12 +140,12 @@ def test_what_is_refused(typed):
     assert iso.sharding_of(state["row_var"]).memory_kind == "device"  # nothing moved
     _, optimizer, _ = built(typed, {})
     for spec in (P("x"), Plan({"*": P()})):
-        with pytest.raises(TypeError, match=r"state follows; a Plan with memory= says"):
+        with pytest.raises(TypeError, match=r"state follows; a Plan with memory= offloads it"):
             iso.shard(optimizer, typed, spec)
     with pytest.raises(iso.ShardingError, match=r"rule '\*': its devices \(cpu\) have"):
         iso.shard(optimizer, typed, Plan(memory={"*": "disk"}))
     optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).named_parameters())  # on no mesh
-    with pytest.raises(iso.ShardingError, match="parameters weight, bias of the optimizer lie"):
+    with pytest.raises(iso.ShardingError, match="weight, bias of the optimizer are on no mesh"):
         iso.shard(optimizer, typed, Plan(memory={"*": HOST}))
 
 
