@@ -438,9 +438,8 @@ KEPT = {
     "onnx_bridge/exporting/torch_export.py": {"twin"},
     "planner/reports/comparison.py": {"whole"},
     "torch_bridge/checkpoints/torch_files.py": {"tell"},
-    "torch_xla_bridge/session/syncfree.py": {"found_inf"},
 }
-"""Parameters of public functions, JAX's `shard_alike`, Python's `tell`, torch's `found_inf`."""
+"""Names of public functions and their parameters, JAX's `shard_alike`, Python's `tell`."""
 
 
 def test_identifiers_have_the_fields_words():
