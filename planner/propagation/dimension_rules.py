@@ -34,28 +34,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from isoshard.core.kit import CALLS, JaxprEqn, jaxprs_inside, opened
+from isoshard.core.kit import CALLS, JaxprEqn, is_elementwise, jaxprs_inside, opened
 
 from . import primitive_rules
 from .factors import Axes, DimensionRule, Factors, Shape
 
 RuleOf = Callable[[Factors, Mapping[str, Any]], DimensionRule]
 """Makes the rule of one equation from its shapes and parameters."""
-
-_ELEMENTWISE = frozenset(
-    (
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt "
-        "ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq "
-        "eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
-        "integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi "
-        "ne neg nextafter not one_minus_square or polygamma polynomial population_count pow "
-        "random_fold_in random_gamma real "
-        "reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left "
-        "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub "
-        "tan tanh threefry2x32 xor zeta pvary reduced_vary_cast vary_unreduced_cast "
-        "random_gamma_grad is_not_a_number symbolic_zeros"
-    ).split()
-)
 
 _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
     (
@@ -133,14 +118,9 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
 _TABLE = {name: rule for names, rule in _FAMILIES for name in names.split()}
 
 
-def is_elementwise(name: str) -> bool:
-    """Whether a primitive treats its operands element by element."""
-    return name in _ELEMENTWISE
-
-
 def has_rule(name: str) -> bool:
     """Whether a primitive has a rule."""
-    return name in _ELEMENTWISE or name in _TABLE
+    return is_elementwise(name) or name in _TABLE
 
 
 def dimension_rule(equation: JaxprEqn) -> DimensionRule:
@@ -157,7 +137,7 @@ def dimension_rule(equation: JaxprEqn) -> DimensionRule:
     name = equation.primitive.name
     operands = tuple([_shape(var.aval) for var in equation.invars])
     results = tuple([_shape(var.aval) for var in equation.outvars])
-    if name in _ELEMENTWISE:
+    if is_elementwise(name):
         return elementwise_rule(operands, results)
     params = equation.params
     if name not in _TABLE:
