@@ -82,6 +82,7 @@ if TYPE_CHECKING or _old_torch.has_device():
 
     from . import registration as _registration  # noqa: F401  (isoshard.shard and the other verbs)
     from . import trainers as _trainers
+    from . import generation as _generation
     from .device import device as _device
     from .device.generator import Generator
     from .device.hardware import get_xla_supported_devices, xla_device
@@ -119,6 +120,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     _device.register()
     _control_flow.register()
     _trainers.register()
+    _generation.register()
     _torch_hook.install()
 else:
     _old_torch.register_refusals()

@@ -213,7 +213,11 @@ class ObjectWalk:
         self, attributes: Mapping[str, Any], path: str, names: Container[str]
     ) -> None:
         """Add the attributes of a module that some code names."""
-        keys = [key for key in attributes if key in names and not key.startswith("__")]
+        keys = [
+            key
+            for key in attributes
+            if key in names and key not in _MODULE_FIELDS and not key.startswith("__")
+        ]
         if keys:
             self._add(Names(attributes, keys, f"{path}."))
 
@@ -288,8 +292,11 @@ class ObjectWalk:
                 self._push(value, path)
         elif cls is types.FunctionType:
             self._visit_function(obj, path)
-        elif cls is types.ModuleType:
+        elif isinstance(obj, types.ModuleType):  # transformers has a class of its own for it
             self._visit_module(obj, path)
+            if cls is not types.ModuleType:
+                self._push(cls, cls.__qualname__)
+            return
         elif cls in OPAQUE_TYPES:
             for content in OPAQUE_TYPES[cls](obj, path, self._names):
                 self._add(content) if isinstance(content, Source) else self._push(*content)
@@ -486,4 +493,7 @@ def modules_of(function: Any) -> list[torch.nn.Module]:
     return walk.modules
 
 
+_MODULE_FIELDS = frozenset(vars(torch.nn.Module()))
+"""In code these are fields of an `nn.Module`, though a Python module may have a global of that
+name: `transformers._modules` is a set of 2,253 names, which would be compared in each call."""
 _NO_INSTANCES = (types.FunctionType, types.ModuleType)
