@@ -21,6 +21,7 @@ def section() -> str:
     """What stands between the two marks."""
     from isoshard.core.runtime import _jax_internals
     from isoshard.torch_bridge import _torch_internals
+    from isoshard.torch_bridge.generation import _transformers_internals
     from isoshard.torch_bridge.trainers import _lightning_internals
 
     parts = []
@@ -28,6 +29,7 @@ def section() -> str:
         ("torch", _torch_internals),
         ("JAX", _jax_internals),
         ("Lightning", _lightning_internals),
+        ("transformers", _transformers_internals),
     ):
         for module in pkgutil.iter_modules(getattr(table, "__path__", ())):
             importlib.import_module(f"{table.__name__}.{module.name}")

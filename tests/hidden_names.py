@@ -69,6 +69,7 @@ SKIPPED = "isoshard.torch_xla_bridge.torch_xla_backend"
 TABLES = (
     "isoshard.core.runtime._jax_internals",
     "isoshard.torch_bridge._torch_internals",
+    "isoshard.torch_bridge.generation._transformers_internals",
     "isoshard.torch_bridge.trainers._lightning_internals",
 )
 UNHIDDEN = {

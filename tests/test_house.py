@@ -38,6 +38,7 @@ ROOMS = {
     "torch_bridge": (
         *("common", "_torch_internals", "placements", "lowerings", "engine", "execution"),
         *("layout", "overrides", "tensors", "spmd", "loops", "trainers", "handlers", "modules"),
+        "generation",
         *("dtensor", "state", "recompute", "framework", "weights", "interop", "distributed"),
         *("kernels", "device", "dynamo", "checkpoints", "registration", "kit"),
     ),

@@ -13,6 +13,7 @@ import torch
 from isoshard.core.installation import ANNEXES, HEART
 from isoshard.core.runtime import _jax_internals
 from isoshard.torch_bridge import _torch_internals
+from isoshard.torch_bridge.generation import _transformers_internals
 from isoshard.torch_bridge.trainers import _lightning_internals
 
 from . import private_names
@@ -23,6 +24,7 @@ ROOMS = (*HEART, *ANNEXES, "src/isoshard")
 TABLES = {
     "core/runtime/_jax_internals/": _jax_internals,
     "torch_bridge/_torch_internals/": _torch_internals,
+    "torch_bridge/generation/_transformers_internals.py": _transformers_internals,
     "torch_bridge/trainers/_lightning_internals.py": _lightning_internals,
 }
 ALONE = {

@@ -80,9 +80,9 @@ if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.torch_bridge.lowerings.registry import register_lowering
     from isoshard.torch_bridge.spmd.on_request import auto_plan
 
+    from . import generation as _generation
     from . import registration as _registration  # noqa: F401  (isoshard.shard and the other verbs)
     from . import trainers as _trainers
-    from . import generation as _generation
     from .device import device as _device
     from .device.generator import Generator
     from .device.hardware import get_xla_supported_devices, xla_device

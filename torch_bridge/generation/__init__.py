@@ -9,7 +9,7 @@ if __name__ != "isoshard.torch_bridge.generation":
 
 
 def register() -> None:
-    """Prepare `generate` once `transformers` is imported; `import isoshard.torch_bridge` calls it."""
+    """Prepare `generate` once a program imports `transformers`."""
     after_import("transformers.generation.utils", _install)
 
 

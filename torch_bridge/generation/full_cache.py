@@ -69,14 +69,15 @@ class FullCache(StaticCache):
         """See the class."""
         config = model.config.get_text_config(decoder=True)
         super().__init__(config=config, max_cache_len=size)
-        self.size, self._device = size, model.device
+        self.size, self._model_device = size, model.device
         self.layers = [FullLayer(max_cache_len=size) for _ in self.layers]
         self.seen, self.order, self._runs = 0, None, False
         with _discarded(), torch.no_grad():  # shapes and dtypes are those that the model computes
             ids = torch.zeros((rows, 1), dtype=torch.int64, device=model.device)
             model(input_ids=ids, past_key_values=self, use_cache=True)
-        heads = self.layers[0].keys.shape[1]
-        self._sharding = None if split is None else cache_sharding(model, heads, split)
+        for layer in self.layers:
+            heads = layer.keys.shape[1]
+            layer.split = None if split is None else cache_sharding(model, heads, split)
         self._allocate()
 
     def like(self) -> FullCache:
@@ -88,14 +89,14 @@ class FullCache(StaticCache):
         return other
 
     def _allocate(self) -> None:
-        self.length = torch.tensor(0).to(self._device)
+        self.length = torch.tensor(0).to(self._model_device)
         for layer in self.layers:
             for name in ("keys", "values"):
                 state = getattr(layer, name)
                 dtype = physical_dtype(state.dtype)
-                zeros = to_torch(jnp.zeros(state.shape, dtype, device=self._sharding))
-                if self._sharding is not None:
-                    mark_sharding(zeros, self._sharding.mesh, tuple(self._sharding.spec))
+                zeros = to_torch(jnp.zeros(state.shape, dtype, device=layer.split))
+                if layer.split is not None:
+                    mark_sharding(zeros, layer.split.mesh, tuple(layer.split.spec))
                 setattr(layer, name, zeros)
             layer.cumulative_length = self.length
 
@@ -103,8 +104,8 @@ class FullCache(StaticCache):
         """Exchange what two caches of the same shapes hold, without copies."""
         for layer, others in zip(self.layers, other.layers, strict=True):
             for name in ("keys", "values"):
-                mine, theirs = getattr(layer, name)._storage, getattr(others, name)._storage
-                mine.value, theirs.value = theirs.value, mine.value
+                first, second = getattr(layer, name)._storage, getattr(others, name)._storage
+                first.value, second.value = second.value, first.value
         self.seen, other.seen = other.seen, self.seen
         self.order, other.order = other.order, self.order
 

@@ -26,6 +26,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.recording.lazy_tensor import LazyTensor
 
+from ._transformers_internals import CAN_COMPILE
 from .cache_sharding import row_sharding
 from .decoder import Decoder, length_bucket, row_bucket
 from .full_cache import PLAIN, FullCache
@@ -103,10 +104,7 @@ def _may_be_static(model: Any, call: dict[str, Any], option: Callable[[str], Any
         and option("use_cache") is not False
         and call.get("past_key_values") is None
         and not any(map(option, _ASSISTED))
-        and bool(
-            getattr(model, "_can_compile_fullgraph", False)
-            or getattr(model, "_supports_static_cache", False)
-        )
+        and bool(getattr(model, CAN_COMPILE.attribute, False))
     )
 
 
@@ -156,7 +154,7 @@ def _decode(
     cache = model_kwargs.get("past_key_values")
     is_own = isinstance(cache, FullCache)
     is_plain = type(cache) is StaticCache and all(type(layer) in PLAIN for layer in cache.layers)
-    is_users = getattr(cache, "_is_user_defined", False)
+    is_users = call.get("past_key_values") is not None
     is_replaced = not is_users and (is_plain or mode is GenerationMode.ASSISTED_GENERATION)
     if not (is_own or is_replaced) or model_kwargs.get("inputs_embeds") is not None:
         return loop(model, input_ids, **arguments, **model_kwargs)
@@ -214,7 +212,7 @@ class _HostModel:
 
     def __init__(self, model: Any, decoder: Decoder):
         """See the class."""
-        self.__dict__.update(_model=model, _decoder=decoder)
+        self.__dict__.update(_model=model, _passes=decoder.forward)
 
     @property
     def __class__(self) -> Any:
@@ -223,7 +221,7 @@ class _HostModel:
 
     def __call__(self, **inputs: Any) -> Any:
         """The forward pass."""
-        return self._decoder.forward(**inputs)
+        return self._passes(**inputs)
 
     def __getattr__(self, name: str) -> Any:
         """What the model has."""

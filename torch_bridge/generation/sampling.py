@@ -14,6 +14,7 @@ import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from ._transformers_internals import PAD_TOKEN
 from .decoder import Decoder, on_host
 
 
@@ -53,7 +54,7 @@ def decode(
     is_own = all(type(x) in (MaxLengthCriteria, EosTokenCriteria) for x in criteria)
     may_run_ahead = is_own and not reads_logits
     checked = not (may_run_ahead and streamer is None)
-    pad = config._pad_token_tensor
+    pad = getattr(config, PAD_TOKEN.attribute)
     has_eos = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
     most = criteria.max_length
     scores: Any = () if records and config.output_scores else None
