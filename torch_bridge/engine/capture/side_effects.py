@@ -83,7 +83,7 @@ class FloatInputs:
                 symbol = self._table.symbol(
                     functools.partial(_current_float, source),
                     value,
-                    is_whole=isinstance(source, Count),
+                    is_integer=isinstance(source, Count),
                 )
                 self._symbols.append((source, value, symbol))
                 source.restore([symbol])

@@ -116,8 +116,8 @@ def _new_operations(plan: Any) -> str:
     if earlier is None:
         return "new operations"
     changes = [
-        *[f"{_times(count)} {name} more" for name, count in (counts - before).most_common(_SHOWN)],
-        *[f"{_times(count)} {name} less" for name, count in (before - counts).most_common(_SHOWN)],
+        *[f"{count} {name} more" for name, count in (counts - before).most_common(_SHOWN)],
+        *[f"{count} {name} less" for name, count in (before - counts).most_common(_SHOWN)],
     ]
     if not changes:
         pairs = zip(_names(plan), _names(earlier), strict=True)
@@ -125,10 +125,6 @@ def _new_operations(plan: Any) -> str:
         changes = [f"the same in another order, from number {index}: {now}, before {then}"]
     number = sum(isinstance(entry[0], int) for entry in earlier.program)
     return f"new operations; compared with {number} before: {', '.join(changes)}"
-
-
-def _times(count: int) -> str:
-    return "one" if count == 1 else str(count)
 
 
 def _names(plan: Any) -> tuple[str, ...]:

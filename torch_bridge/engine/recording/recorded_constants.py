@@ -42,17 +42,17 @@ def constant_of(program: Sequence[Any], num_slots: int, slot: int) -> np.ndarray
         num_slots: how many slots they have.
         slot: of the value.
     """
-    wanted, entries, end = {slot}, list[tuple[int, Any]](), num_slots
+    needed, entries, end = {slot}, list[tuple[int, Any]](), num_slots
     for entry in reversed(program):
         recipe = RECIPES[entry[0]] if isinstance(entry[0], int) else None
         begin = end - (1 if recipe is None else recipe.count)
-        if not wanted.isdisjoint(range(begin, end)):
+        if not needed.isdisjoint(range(begin, end)):
             if recipe is None or not _is_fixed(recipe) or len(entries) == MAX_ENTRIES:
                 return None
-            wanted.difference_update(range(begin, end))
-            wanted.update(entry[1:])
+            needed.difference_update(range(begin, end))
+            needed.update(entry[1:])
             entries.append((begin, entry))
-        if not wanted:
+        if not needed:
             break
         end = begin
     entries.reverse()

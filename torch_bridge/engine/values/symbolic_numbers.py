@@ -94,11 +94,11 @@ class Table:
         return self._thread != threading.get_ident()
 
     def symbol(
-        self, read: Callable[[], float], value: float, *, is_whole: bool = False
+        self, read: Callable[[], float], value: float, *, is_integer: bool = False
     ) -> torch.SymFloat:
-        """A number read anew before each replay; see `SymbolicNode` for `is_whole`."""
+        """A number read anew before each replay; see `SymbolicNode` for `is_integer`."""
         self.rows.append((read, ()))
-        return torch.SymFloat(SymbolicNode(self, len(self.rows) - 1, value, is_whole=is_whole))
+        return torch.SymFloat(SymbolicNode(self, len(self.rows) - 1, value, is_integer=is_integer))
 
     def constant(self, index: Any) -> int:
         """The row of a constant."""
@@ -111,8 +111,8 @@ class Table:
         value = function(*[node.value for node in nodes])
         operands = tuple([node.row for node in nodes])
         row = self._row(function, operands, (function, operands))
-        is_whole = function in _OF_INTS and all(node.is_whole for node in nodes)
-        return SymbolicNode(self, row, value, is_whole=is_whole)
+        is_integer = function in _OF_INTS and all(node.is_integer for node in nodes)
+        return SymbolicNode(self, row, value, is_integer=is_integer)
 
     def _row(self, function: Any, operands: tuple[int, ...], key: Any) -> int:
         row = self._indices.get(key)
@@ -183,15 +183,15 @@ class SymbolicNode:
         table: where expressions are kept.
         row: this expression's number.
         value: its value during the capture.
-        is_whole: whether it is an int outside of the capture, which torch would promote otherwise.
+        is_integer: whether it is an int outside of the capture, which torch promotes otherwise.
     """
 
-    def __init__(self, table: Table, row: int, value: float, *, is_whole: bool = False):
+    def __init__(self, table: Table, row: int, value: float, *, is_integer: bool = False):
         """See the class."""
         self.table = table
         self.row = row
         self.value = value
-        self.is_whole = is_whole
+        self.is_integer = is_integer
 
     def is_symbolic(self) -> bool:
         """It changes between replays."""
@@ -218,7 +218,7 @@ class SymbolicNode:
 
     def wrap_int(self, index: int) -> SymbolicNode:
         """A constant as an expression."""
-        return SymbolicNode(self.table, self.table.constant(index), index, is_whole=True)
+        return SymbolicNode(self.table, self.table.constant(index), index, is_integer=True)
 
     def guard_float(self, file: builtins.str, line: int) -> float:
         """Python reads the number itself."""
