@@ -26,8 +26,8 @@ from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, ow
 from .common.dtypes import physical_dtype
 from .common.exchange import to_numpy
 from .framework.framework import Torch
-from .initial_buffers import initial_buffers
 from .layout.widths import jax_dtype
+from .modules.initial_buffers import initial_buffers
 from .overrides import swap_parameters
 
 

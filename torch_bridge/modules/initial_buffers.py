@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from ._torch_internals.module_fields import own_buffers
+from isoshard.torch_bridge._torch_internals.module_fields import own_buffers
 
 _Initializer = tuple[str, Callable[[], Any]]
 
