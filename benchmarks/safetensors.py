@@ -58,7 +58,7 @@ def write_model(folder: Path, size: int) -> int:
     weights = {
         f"layers.{i}.{kind}.weight": weight() for i in range(layers) for kind in ("rows", "columns")
     }
-    iso.save_safetensors(folder, weights, max_file_bytes=min(500_000_000, size // 4))
+    iso.save_safetensors(folder, weights, max_shard_size=min(500_000_000, size // 4))
     return sum(array.nbytes for array in weights.values())
 
 

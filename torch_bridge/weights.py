@@ -27,6 +27,7 @@ from .common.dtypes import physical_dtype
 from .common.exchange import to_numpy
 from .framework.framework import Torch
 from .layout.widths import jax_dtype
+from .modules.initial_buffers import initial_buffers
 from .overrides import swap_parameters
 
 
@@ -34,17 +35,20 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     """Give a module new weights, without copying them.
 
     Every parameter and persistent buffer becomes a tensor on the device `jax` with the layout of
-    its array, also in a module on `meta`; other buffers move there. Parameters remain the same
-    objects where possible, and tied ones remain tied. All weights are checked before any change.
+    its array, also in a module on `meta`; other buffers move there. A buffer on `meta` that is in
+    no file (one that is not persistent, such as the `inv_freq` of a rotary embedding) gets the
+    elements that the module's own initializer gives it: `_init_weights` as in `transformers`,
+    `reset_parameters`, or `init_weights`. Parameters remain the same objects where possible, and
+    tied ones remain tied. All weights are checked before any change.
 
     Args:
         module: changed in place.
         weights: JAX or NumPy arrays by the names of `state_dict`; a tied weight by any of its names
-            (by several, if they are one array).
+            (by several, if they are one array). Buffers that are not persistent may be among them.
 
     Raises:
         WeightError: listing each weight that is missing, not of the module, or has another shape or
-            dtype, and each other tensor that is still on `meta`.
+            dtype, and each other buffer on `meta` that no initializer computes.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -61,8 +65,9 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     errors = [
         f"{name} {tuple(array.shape)}: {type(module).__name__} has no such weight"
         for name, array in weights.items()
-        if name not in persistent or name not in tensors
+        if name not in tensors
     ]
+    on_meta: list[str] = []
     chosen: dict[int, Any] = {}
     for key, called in names.items():
         passed = {id(weights[name]): name for name in called if name in weights}
@@ -78,9 +83,19 @@ def load_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> None:
         elif persistent & {*called}:
             errors.append(f"{called[0]} {tuple(tensor.shape)}: is missing")
         elif tensor.device.type == "meta":
-            errors.append(f"{called[0]} {tuple(tensor.shape)}: is no weight, and still on meta")
+            on_meta.append(called[0])
+    computed: dict[str, torch.Tensor] = {}
+    if on_meta:
+        computed, reasons = initial_buffers(module, on_meta)
+        errors += [
+            f"{name} {tuple(tensors[name].shape)}: is on meta and in no state dict, and {reason}; "
+            "compute it in reset_parameters() of its module, pass it among the weights, or "
+            'construct its module outside torch.device("meta")'
+            for name, reason in reasons.items()
+        ]
     raise_listed(f"the weights do not fit {type(module).__name__}", errors)
     moved = {key: _tensor(array, tensors[names[key][0]]) for key, array in chosen.items()}
+    moved |= {id(tensors[name]): buffer.to("jax") for name, buffer in computed.items()}
     moved_slots = [slot for slot in swap_parameters.parameters(module) if id(slot[2]) in moved]
     swap_parameters.replace([(slot, moved[id(slot[2])]) for slot in moved_slots])
     for table, key, tensor in slots.values():

@@ -15,6 +15,7 @@ from .file_format import LONGEST_HEADER, Stored, read_header
 from .weight_errors import FileFormatError, raise_listed
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 
 
 @dataclasses.dataclass(frozen=True)

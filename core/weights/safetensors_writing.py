@@ -1,6 +1,7 @@
 """Weights to safetensors files, from shards and without gathering them on a device.
 
     iso.save_safetensors("out/", params)                        # a folder as Hugging Face's
+    iso.save_safetensors("out/", model, config=model.config)    # that from_pretrained reads
     iso.save_safetensors("out.safetensors", weights.inverse(flax_params))
 
 Each file is written block of rows by block of rows, so the host needs memory for one block only.
@@ -13,6 +14,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from isoshard.core.deprecations import accepts_old, keyword
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
 from isoshard.core.layout.valid_elements import ShardElements, local_elements
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .file_format import pack_header
-from .folder import FILE, INDEX
+from .folder import CONFIG, FILE, INDEX
 from .weight_errors import WeightError, raise_listed
 from .weight_map import named_weights
 
@@ -34,11 +37,13 @@ CHUNK = 16 << 20  # bytes
 LARGEST = 5_000_000_000  # bytes of a file, as Hugging Face's
 
 
+@accepts_old(keyword("max_file_bytes", "max_shard_size"))
 def save_safetensors(
     path: str | Path,
     tree: Any,
     *,
-    max_file_bytes: int = LARGEST,
+    max_shard_size: int | str = LARGEST,
+    config: Any = None,
     metadata: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write weights as a safetensors file, or as a folder of them with an index.
@@ -49,14 +54,22 @@ def save_safetensors(
         tree: a pytree of NumPy or JAX arrays named by their paths, or a module of a framework with
             a bridge. An array that is in it twice (tied) is written once, under its first name;
             the metadata notes the other. An `UnevenArray` is written without its padding.
-        max_file_bytes: of tensors in one file of a folder; a larger tensor gets a file of its own.
+        max_shard_size: the largest size of the tensors in one file of a folder, in bytes or as
+            `transformers` writes it: "500MB", "5GB" (powers of 1,000), "2GiB" (of 1,024). A larger
+            tensor gets a file of its own.
+        config: the model's configuration, written as `config.json`, so that `from_pretrained` reads
+            the folder: a mapping, or an object with `to_dict` as those of `transformers`. None
+            writes no such file. Of a model that is saved with its own `config`, the file also has
+            the name of the class, as `save_pretrained` writes it.
         metadata: strings by name. `{"format": "pt"}` unless given, as `transformers` requires.
 
     Returns:
-        The files, the index last if there is one.
+        The files of weights, the index last if there is one.
 
     Raises:
-        FileExistsError: there are weights at `path`.
+        FileExistsError: there are weights at `path`, or another `config.json`.
+        ValueError: `max_shard_size` is no size, or `config` is passed with the path of a file.
+        TypeError: `config` is neither a mapping nor has `to_dict`.
         WeightError: arrays are partly on devices of other processes, or are traced or only shapes.
         FileFormatError: a dtype has no code in the format.
 
@@ -64,8 +77,18 @@ def save_safetensors(
         >>> import numpy as np
         >>> [file.name for file in save_safetensors("out", {"w": np.ones((2, 3), np.float32)})]
         ['model.safetensors']
+        >>> layers = {f"{n}.w": np.ones((256, 1024), np.float32) for n in range(3)}  # 1 MiB each
+        >>> len(save_safetensors("sharded", layers, max_shard_size="2MiB", config={"n_layers": 3}))
+        3
     """
     path = Path(path)
+    largest = _size(max_shard_size)
+    settings = None if config is None else _config_text(config, tree)
+    if settings is not None and path.suffix == ".safetensors":
+        raise ValueError(
+            f"config= is written to a folder, next to the weights, and {path} is a file: pass a "
+            "path without .safetensors"
+        )
     weights = _weights(tree)
     elsewhere = [
         f"{name}: {tuple(x.shape)} by {getattr(x, 'sharding', None)}"
@@ -84,7 +107,57 @@ def save_safetensors(
     path.mkdir(parents=True, exist_ok=True)
     for existing in sorted(path.glob("*.safetensors*")):
         _check_absent(existing)
-    return _folder(path, untied, notes, max_file_bytes)
+    if settings is not None:
+        _write_config(path / CONFIG, settings)
+    return _folder(path, untied, notes, largest)
+
+
+def _size(size: int | str) -> int:
+    """A size in bytes.
+
+    >>> _size(600), _size("500MB"), _size("1.5 GiB")
+    (600, 500000000, 1610612736)
+    """
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B\s*", size, re.IGNORECASE)
+        if match is not None and not (match[3] and not match[2]):
+            power = "KMGT".index(match[2].upper()) + 1 if match[2] else 0
+            size = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(
+            f"max_shard_size must be a number of bytes, or a size such as '500MB' or '2GiB', and "
+            f"got {size!r}"
+        )
+    return size
+
+
+def _config_text(config: Any, tree: Any) -> str:
+    """A model's configuration in JSON."""
+    if isinstance(config, Mapping):
+        entries = dict(config)
+    elif hasattr(config, "to_json_string"):  # of transformers: also turns dtypes into JSON
+        entries = json.loads(config.to_json_string())
+    elif hasattr(config, "to_dict"):
+        entries = dict(config.to_dict())
+    else:
+        raise TypeError(
+            f"config must be a mapping or have to_dict(), and got a {type(config).__name__}"
+        )
+    if getattr(tree, "config", None) is config and not entries.get("architectures"):
+        entries["architectures"] = [type(tree).__name__]
+    return json.dumps(entries, indent=2, sort_keys=True) + "\n"
+
+
+def _write_config(file: Path, text: str) -> None:
+    """Write a configuration, unless it is there."""
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise FileExistsError(
+            f"{file} exists already with other settings, and is not overwritten. Remove it, or "
+            "pass another path."
+        )
+    waiting = file.with_name(f"{file.name}.part")
+    waiting.write_text(text, encoding="utf-8")
+    waiting.replace(file)
 
 
 def _weights(tree: Any) -> dict[str, Any]:

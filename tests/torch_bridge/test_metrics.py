@@ -120,3 +120,17 @@ def test_programs_go_before_the_system_has_no_room_left(monkeypatch):
     torch.full((7,), 2.0).to("jax").exp2().sum().item()
     assert len(program._PROGRAMS) == before // 2 + 1
     assert metrics.counters()["evictions"] == before - before // 2
+
+
+def test_the_cause_names_the_operations_that_differ():
+    def run(count, *last):
+        x = torch.ones(9, device="jax")
+        for name in (*["sin", "neg"] * count, *last):
+            x = getattr(x, name)()
+        float(x.sum())
+        return iso.metrics.compilations()[-1].cause
+
+    run(9, "cos")
+    assert run(9, "tan").endswith(": 1 aten::tan more, 1 aten::cos less")
+    assert run(11, "cos").endswith(": 2 aten::sin more, 2 aten::neg more")
+    assert "the same in another order, from number" in run(10, "neg", "sin", "cos")

@@ -165,7 +165,7 @@ def test_from_module_to_module_to_a_file_and_back(case, tmp_path):
     assert sorted(back) == sorted(own)
     for name, parameter in own.items():
         np.testing.assert_array_equal(parameter.detach().numpy(), np.asarray(back[name]))
-    iso.save_safetensors(tmp_path / "out", back, max_file_bytes=30_000)
+    iso.save_safetensors(tmp_path / "out", back, max_shard_size=30_000)
     (tmp_path / "out" / "config.json").write_text(model.config.to_json_string())
     other = type(model).from_pretrained(tmp_path / "out").eval()
     weights.verify(on_arrays(model), on_arrays(other), ids(), rtol=0, atol=0)
@@ -272,7 +272,7 @@ def test_buffers_that_are_no_weights(mesh):
     weights.verify(on_arrays(model), on_arrays(other), np.ones((2, 4), np.float32))
     with torch.device("meta"):
         empty = Scaled()
-    with pytest.raises(weights.WeightError, match=r"scale \(8,\): is no weight, and still on meta"):
+    with pytest.raises(weights.WeightError, match=r"scale \(8,\): is on meta and in no state dict"):
         load_weights(empty, given)
 
 
@@ -468,3 +468,73 @@ def test_the_state_of_adam_goes_to_optax(device):
         train()
     for name, parameter in model.named_parameters():  # updates are 0.1; optax corrects in float32
         np.testing.assert_allclose(back[name], parameter.detach().cpu(), rtol=0, atol=1e-5)
+
+
+HF = {
+    "llama": ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "gemma3": ("Gemma3", {"head_dim": 8, "sliding_window": 4}),  # buffers for each kind of layer
+    "bert": ("Bert", {}),  # position_ids, token_type_ids
+}
+
+
+@pytest.mark.parametrize("family", HF)
+def test_buffers_that_no_file_has(tmp_path, mesh, family):
+    name, options = HF[family]
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": LAYERS}
+    heads = {"num_attention_heads": HEADS, "vocab_size": VOCAB}
+    kind = "TextConfig" if family == "gemma3" else "Config"
+    config = getattr(transformers, f"{name}{kind}")(**sizes, **heads, **options)
+    cls = getattr(transformers, f"{name}ForMaskedLM" if family == "bert" else f"{name}ForCausalLM")
+    torch.manual_seed(0)
+    expected = cls(config).eval()
+    iso.save_safetensors(tmp_path / "out", expected, config=config, max_shard_size="20KB")
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()
+    x = torch.from_numpy(ids())
+    with torch.device("meta"):
+        model = cls(config).eval()
+    state = torch.random.get_rng_state()
+    load_weights(model, iso.load_safetensors(tmp_path / "out", mesh, Plan({}, default=P())))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    buffers = dict(expected.named_buffers())
+    for path, buffer in model.named_buffers():
+        assert torch.equal(buffer.cpu(), buffers[path]), path
+    again = transformers.AutoModel.from_pretrained(tmp_path / "out")
+    assert type(again).__name__.startswith(name)
+    plain = cls.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        logits = expected(input_ids=x).logits
+        assert torch.equal(plain(input_ids=x).logits, logits)
+        found = model(input_ids=x.to("jax")).logits
+    torch.testing.assert_close(found.cpu(), logits, atol=1e-4, rtol=0)
+
+
+class Masked(torch.nn.Module):
+    """Its buffer is computed by its constructor alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4, bias=False)
+        self.register_buffer("mask", torch.ones(4, 4).tril(), persistent=False)
+
+
+class Planned(Masked):
+    """As in torchtitan: one function of the model sets all buffers."""
+
+    def init_weights(self):
+        torch.nn.init.normal_(self.fc.weight)
+        self.mask = torch.ones(4, 4, dtype=torch.float64).triu()
+
+
+def test_a_buffer_without_an_initializer():
+    weight = jnp.ones((4, 4))
+    with torch.device("meta"):
+        model, other = torch.nn.Sequential(Masked()), Planned()
+    with pytest.raises(weights.WeightError, match=r"0\.mask \(4, 4\): is on meta and in no state"):
+        load_weights(model, {"0.fc.weight": weight})
+    assert model[0].fc.weight.device.type == "meta"  # nothing is half done
+    load_weights(model, {"0.fc.weight": weight, "0.mask": jnp.tril(weight)})
+    assert model[0].mask.sum().item() == 10
+    load_weights(other, {"fc.weight": weight})
+    assert other.mask.dtype == torch.float32
+    assert torch.equal(other.mask.cpu(), torch.ones(4, 4).triu())
+    assert other.fc.weight.sum().item() == 16

@@ -33,6 +33,7 @@ from isoshard.torch_bridge.engine.values.value import Aval
 from ..common import naming
 from ..execution.runtime import sync
 from ..overrides import (
+    adafactor,
     addresses,
     as_tensor,
     autocast,
@@ -208,6 +209,7 @@ def register() -> None:
         grad_scaler.register,
         gradients_of_leaves.register,
         loaded_state.register,
+        adafactor.register,
         _join_lists,
         _join_traced_types,
     ):

@@ -48,6 +48,7 @@ from isoshard.core.runtime.user_warnings import warn_user
 from isoshard.torch_bridge.common.argument_types import MeshLike, PlanLike
 from isoshard.torch_bridge.dtensor.dtensor_modules import named_params
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import materialize, recorder
 
 from ..layout import marks
 
@@ -119,7 +120,7 @@ class _StateMarker:
             if kind is None and layout is None:
                 continue
             if layout is None:
-                layout = _layout(param) if slot.shape == param.shape else _layout(slot)
+                layout = _layout(param) if slot.shape == param.shape else _computed_layout(slot)
             if layout is None:
                 raise ShardingError(f"{name}: {_NOWHERE}")
             target = in_memory(layout, kind, name=name)
@@ -166,6 +167,15 @@ def _slots(optimizer: torch.optim.Optimizer) -> Iterator[_Slot]:
 
 def _leaf(name: str, tensor: torch.Tensor) -> ModelLeaf:
     return leaves_of({name: tensor})[0]
+
+
+def _computed_layout(slot: lazy_tensor.LazyTensor) -> jax.sharding.NamedSharding | None:
+    """The sharding of a slot; of one that is only recorded the one that the compiler chooses."""
+    layout = _layout(slot)
+    if layout is None and not slot._chain.ops and recorder().capture is None:
+        materialize([slot._storage.value])
+        layout = _layout(slot)
+    return layout
 
 
 def _layout(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:

@@ -6,8 +6,8 @@
 >>> Stack([torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)], ())
 Traceback (most recent call last):
     ...
-ValueError: scanned layers must be identical, but layer 1 differs from layer 0 in: p (0.1 and 0.2)
-"""
+ValueError: scanned layers must be identical, but layer 1 differs from layer 0 in: p (0.1 and 0.2); ...
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from isoshard.torch_bridge._torch_internals.module_fields import (
     own_parameters,
 )
 
+from .per_layer_values import ALTERNATIVE, PerLayerValue, is_deferred
+
 _SHOWN = 5
 
 
@@ -35,25 +37,35 @@ class Stack:
     Args:
         layers: at least one.
         ignore: names of attributes that may differ.
+        deferred: accept integers and strings that differ.
 
     Attributes:
         first: the layer whose code is run.
         names: of its parameters and buffers.
+        differing: what stands for those in the layer that is run, by path of the module and name.
 
     Raises:
         ValueError: listing the differences.
     """
 
-    def __init__(self, layers: Sequence[torch.nn.Module], ignore: Collection[str]):
+    def __init__(
+        self,
+        layers: Sequence[torch.nn.Module],
+        ignore: Collection[str],
+        *,
+        deferred: bool = False,
+    ):
         """See the class."""
         self.first = layers[0]
+        self.differing = _deferred(layers, ignore) if deferred else {}
         for index, layer in enumerate(layers):
-            errors = [*_hooks(layer), *(_differences(self.first, layer, ignore) if index else ())]
+            compared = _differences(self.first, layer, ignore, self.differing) if index else ()
+            errors = [*_hooks(layer), *compared]
             if errors:
                 shown = "; ".join(errors[:_SHOWN]) + ("; .." if len(errors) > _SHOWN else "")
                 raise ValueError(
                     f"scanned layers must be identical, but layer {index} differs from layer 0 in: "
-                    f"{shown}"
+                    f"{shown}; make them equal, or {ALTERNATIVE}"
                 )
         self.names = [name for name, _ in _named_tensors(self.first)]
         self._slots = [[_slot(layer, name) for name in self.names] for layer in layers]
@@ -187,8 +199,32 @@ def _slot(layer: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
     return (parameters if last in parameters else own_buffers(module)), last
 
 
+def _deferred(
+    layers: Sequence[torch.nn.Module], ignore: Collection[str]
+) -> dict[tuple[str, str], PerLayerValue]:
+    """The attributes that differ and may be of no use, by path of the module and name."""
+    trees = [dict(layer.named_modules()) for layer in layers]
+    deferred = {}
+    for path, module in trees[0].items():
+        options = [_plain_attributes(tree[path]) for tree in trees if path in tree]
+        for name in _plain_attributes(module) if len(options) == len(layers) else ():
+            values = [their.get(name) for their in options]
+            differing = [value for value in values if not _same(value, values[0])]
+            if (
+                name not in ignore
+                and differing
+                and all(is_deferred(values[0], value) for value in values)
+            ):
+                full = f"{path}.{name}" if path else name
+                deferred[path, name] = PerLayerValue(full, tuple(values))
+    return deferred
+
+
 def _differences(
-    first: torch.nn.Module, other: torch.nn.Module, ignore: Collection[str]
+    first: torch.nn.Module,
+    other: torch.nn.Module,
+    ignore: Collection[str],
+    deferred: Collection[tuple[str, str]],
 ) -> list[str]:
     modules, others = dict(first.named_modules()), dict(other.named_modules())
     if list(modules) != list(others):
@@ -203,7 +239,9 @@ def _differences(
         errors += [
             f"{prefix}{name} ({a.get(name)!r} and {b.get(name)!r})"
             for name in sorted({*a, *b})
-            if name not in ignore and not _same(a.get(name), b.get(name))
+            if name not in ignore
+            and (path, name) not in deferred
+            and not _same(a.get(name), b.get(name))
         ]
         errors += [
             f"{prefix}forward (hooks {when} it with other constraints)"

@@ -62,7 +62,8 @@ def scan_layers(
         call: how a layer is called; `call(layer, x, *args, **kwargs)` returns the next `x`. It is
             `layer(x, *args, **kwargs)` if not given.
         ignore: names of attributes that may differ because the layers do not use them in a forward
-            pass (such as `layer_idx`).
+            pass. An integer or string that differs (such as `layer_idx`) needs no mention where
+            `stacked`: it raises if the layers' code uses it.
         stacked: hold one parameter for all layers, see `StackedLayers`; if False, keep the layers
             and their parameters, see `ScanLayers`.
 

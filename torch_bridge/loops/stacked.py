@@ -87,7 +87,7 @@ class StackedLayers(Looped):
         """See `scan_layers`."""
         super().__init__()
         args = list(layers)
-        per_layer = Stack(args, ignore)
+        per_layer = Stack(args, ignore, deferred=True)
         _check_state(args[0])
         tensors, width = per_layer.tensors(), len(per_layer.names)
         columns = {name: tensors[index::width] for index, name in enumerate(per_layer.names)}
@@ -97,6 +97,8 @@ class StackedLayers(Looped):
         # The copy of the first layer has the stacks wherever that has its tensors: ties are kept.
         stacks = {id(column[0]): _stack_of(name, column) for name, column in columns.items()}
         self.layers = copy.deepcopy(args[0], {**stacks})
+        for (path, name), value in per_layer.differing.items():
+            vars(self.layers.get_submodule(path))[name] = value
         self._prepare(checkpoint, call, ignore)
         retire(
             (f"{index}.{name}", tensor)

@@ -39,7 +39,7 @@ def test_blocks_of_rows(tmp_path, mesh, monkeypatch):
 
 def test_a_folder_with_an_index(tmp_path, mesh):
     weights = {f"w.{i}": random(8, 8) for i in range(5)}
-    files = save_safetensors(tmp_path, weights, max_file_bytes=600)
+    files = save_safetensors(tmp_path, weights, max_shard_size=600)
     assert [file.name for file in files] == [
         "model-00001-of-00003.safetensors",
         "model-00002-of-00003.safetensors",
@@ -96,3 +96,22 @@ def test_trees_and_scalars(tmp_path, mesh):
     assert loaded["a.0"] == 3
     assert loaded["a.1"].shape == (0, 4)
     assert loaded["b"].tolist() == list(range(8))
+
+
+def test_the_config_of_a_folder(tmp_path):
+    w = {"w": np.ones((4, 4), np.float32)}
+    save_safetensors(tmp_path / "a", w, config={"model_type": "mine", "layers": 2})
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["layers"] == 2
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="other settings"):
+        save_safetensors(tmp_path / "b", w, config={"layers": 2})
+    with pytest.raises(ValueError, match="written to a folder"):
+        save_safetensors(tmp_path / "w.safetensors", w, config={})
+    with pytest.raises(TypeError, match="a mapping or have to_dict"):
+        save_safetensors(tmp_path / "c", w, config=3)
+    for size in ("5 parts", 0, "iB", True):
+        with pytest.raises(ValueError, match="max_shard_size must be"):
+            save_safetensors(tmp_path / "c", w, max_shard_size=size)
+    with pytest.warns(DeprecationWarning, match="max_shard_size"):
+        assert len(save_safetensors(tmp_path / "d", w, max_file_bytes=10)) == 1

@@ -30,7 +30,7 @@ def _weights():
 def _folder(world):
     folder = world.scratch / "model"
     if world.rank == 0 and not folder.exists():
-        iso.save_safetensors(folder, _weights(), max_file_bytes=6_000_000)
+        iso.save_safetensors(folder, _weights(), max_shard_size=6_000_000)
     assert_equal("the files are there", "yes")
     return folder
 

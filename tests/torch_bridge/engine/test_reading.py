@@ -224,3 +224,34 @@ def test_wide_types_with_x64(x64):
     assert d.dtype == torch.float64 and d.item() == 1 / 3
     assert torch.ones(2, device="jax").double().dtype == torch.float64
     assert (torch.ones(2, device="jax") * (1 / 3)).dtype == torch.float32
+
+
+def test_what_depends_on_no_input_is_no_execution(counted):
+    xs.sync()
+    before = counted("executions")
+    x = torch.ones(4, device="jax") * 2  # pending
+    ids = torch.arange(6, device="jax").unsqueeze(0) + 3
+    steps = torch.diff(ids, prepend=ids[:, :1] - 1, dim=-1)
+    assert ((steps != 1).cumsum(-1)[:, -1] == 0).all()
+    assert int(ids.sum()) == 33
+    assert counted("executions") == before
+    x += 1
+    assert x.sum().item() == 12.0  # floats are computed with the rest
+    assert bool((x == 3).all())
+    random = torch.randint(0, 9, (4,), device="jax")
+    assert 0 <= int(random.max()) < 9
+    assert counted("executions") > before
+
+
+def test_a_llama_without_a_mask_is_one_program_a_step(counted):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    model = transformers.LlamaForCausalLM(config).to("jax")
+    ids = torch.arange(8, device="jax").reshape(2, 4)
+    xs.sync()
+    before = counted("executions")
+    for n in range(2):
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        xs.sync()
+        assert counted("executions") == before + n + 1

@@ -269,12 +269,66 @@ def test_layers_that_differ_are_refused_with_every_difference():
         scanned(batch().to("jax"))
     layers[1].train()
     layers[0].layer_idx, layers[1].layer_idx = 0, 1
-    with pytest.raises(ValueError, match=r"layer_idx \(0 and 1\)"):
-        xs.scan_layers(layers)
+    with pytest.raises(ValueError, match=r"layer_idx \(0 and 1\).*repeat=\"auto\""):
+        xs.scan_layers(layers, stacked=False)
     assert len(xs.scan_layers(layers, ignore=("layer_idx",), stacked=False)) == 2
     layers[1].out.register_forward_hook(lambda *args: None)
     with pytest.raises(ValueError, match=r"out\._forward_hooks \(a hook"):
         xs.scan_layers(layers, ignore=("layer_idx",))
+
+
+class Indexed(torch.nn.Module):
+    """As a decoder layer of transformers: its index is for a cache."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(WIDTH, WIDTH)
+        self.fc.layer_idx, self.fc.kind = index, f"kind {index}"
+
+    def forward(self, x: torch.Tensor, cache: list[Any] | None = None, use: Any = None) -> Any:
+        if cache is not None:
+            x = x + cache[self.fc.layer_idx]
+        if use is not None:
+            use(self.fc)
+        return self.fc(x).tanh()
+
+
+def test_an_index_that_no_code_uses_may_differ():
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(Indexed(n) for n in range(3))
+    x = torch.randn(2, WIDTH)
+    expected = one_by_one(layers, x)
+    scanned = xs.scan_layers(layers)
+    assert torch.equal(scanned(x), expected)  # on the CPU, one after the other
+    scanned = copy.deepcopy(scanned).to("jax")
+    on_device = x.to("jax")
+    close(scanned(on_device), expected.detach())
+    close(scanned(on_device, use=lambda fc: [fc.layer_idx, fc.kind]), expected.detach())
+    match = r"their code uses fc\.(layer_idx|kind), which is .*0'? in layer 0 and .*repeat=\"auto\""
+    uses = [lambda fc: fc.layer_idx == 1, lambda fc: fc.layer_idx + 1, lambda fc: f"{fc.layer_idx}"]
+    uses += [lambda fc: {fc.kind: 1}, lambda fc: fc.kind.upper(), lambda fc: 2 if fc.kind else 3]
+    for use in uses:
+        with pytest.raises(ValueError, match=match):
+            scanned(on_device, use=use)
+    for place, where in ((x, scanned.to("cpu")), (on_device, scanned.to("jax"))):
+        with pytest.raises(ValueError, match=match):
+            where(place, [1.0, 2.0, 3.0])
+
+
+def test_layers_of_transformers_are_scanned():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "vocab_size": 32}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    torch.manual_seed(0)
+    model = transformers.LlamaModel(config)
+    x, positions = torch.randn(2, 5, 16), torch.arange(5)[None]
+    rotary = model.rotary_emb(x, positions)
+    expected = x
+    for layer in model.layers:
+        expected = layer(expected, position_embeddings=rotary)
+    blocks = xs.scan_layers(model.layers).to("jax")
+    found = blocks(x.to("jax"), position_embeddings=tuple(part.to("jax") for part in rotary))
+    close(found, expected.detach())
 
 
 def test_options_that_are_equal_but_not_the_same_differ():

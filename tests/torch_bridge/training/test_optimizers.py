@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -147,7 +148,6 @@ def test_every_optimizer_equals_the_cpu():
 
 # Their next step is decided in Python: from the step's number, or with min() of the learning rate.
 REFUSED = {
-    "Adafactor": "compared in a Python condition",
     "RAdam": "compared in a Python condition",
     "ASGD": "converted to a Python float",
     "NAdam": "on a CPU tensor with a number that changes",
@@ -177,7 +177,7 @@ def test_compiled_steps_equal_the_cpu():
     assert len(compiled.replays) <= 2
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "ASGD", "NAdam"])
+@pytest.mark.parametrize("name", ["ASGD", "NAdam"])
 def test_a_step_that_python_decides_is_refused_and_undone(name):
     cls, options = OPTIMIZERS[name]
     model, step = stepper(lambda p: cls(p, **options), "jax")
@@ -319,3 +319,64 @@ def test_state_follows_the_layout_of_its_parameter(mesh):
         close(model, on_the_cpu("AdamW"))
         moment = optimizer.state[model.weight]["exp_avg"]
         assert moment.partition_spec == model.weight.partition_spec == P("y")
+
+
+class Counting(torch.optim.Optimizer):
+    """As transformers' Adafactor: Python's own count of steps, and `math` of it."""
+
+    def __init__(self, params, read=False):
+        super().__init__(params, {"lr": 0.1, "decay": -0.8, "read": read})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["step"], state["square"] = 0, torch.zeros_like(p)
+                state["step"] += 1
+                beta = 1.0 - math.pow(state["step"], group["decay"])
+                state["square"].mul_(beta).addcmul_(p.grad, p.grad, value=1.0 - beta)
+                rate = group["lr"] / math.sqrt(state["step"] + 1)
+                if group["read"]:
+                    rate *= 1 + state["step"] % 2 if state["step"] < 100 else 0
+                p.addcdiv_(p.grad, state["square"].sqrt().add_(1e-3), value=-rate)
+
+
+@pytest.mark.parametrize("kind", ["math", "branch", "transformers"])
+def test_a_count_of_steps_in_python(kind, counted):
+    from transformers.optimization import Adafactor
+
+    def optimizer(params):
+        if kind == "transformers":
+            return Adafactor(params, lr=0.1, scale_parameter=False, relative_step=False)
+        return Counting(params, read=kind == "branch")
+
+    model, step = stepper(optimizer, "jax")
+    expected, cpu_step = stepper(optimizer, "cpu")
+    compiled, x, y = xs.compile(step), X.to("jax"), Y.to("jax")
+    calls = 5
+    for n in range(calls):
+        cpu_step(X, Y)
+        compiled(x, y)
+        if n == 1:
+            captures, compilations = counted("captures"), counted("compilations")
+    close(model, expected)
+    if kind == "branch":  # on the count itself, which a replay would freeze
+        assert counted("calls_without_replay") == calls
+    else:
+        assert counted("calls_without_replay") == 1  # the first, which initializes the state
+        assert (counted("captures"), counted("compilations")) == (captures, compilations)
+
+
+@pytest.mark.parametrize("form", ["single", "foreach"])
+def test_adafactor_reads_nothing(form, counted):
+    options = {**OPTIMIZERS["Adafactor"][1], **FORMS[form]}
+    model, step = stepper(lambda p: torch.optim.Adafactor(p, **options), "jax")
+    x, y = X.to("jax"), Y.to("jax")
+    before = counted("executions")
+    for _ in range(STEPS):
+        step(x, y)
+        xs.sync()
+    assert counted("executions") - before == STEPS
+    close(model, on_the_cpu("Adafactor"))

@@ -7,6 +7,7 @@ import io
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -297,3 +298,83 @@ def test_a_parametrization_is_made_on_the_device():
         prune.l1_unstructured(layers["p"], "weight", amount=0.5)
         found[device] = [layer.weight.detach() for layer in layers.values()]
     same(found["jax"], found["cpu"], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_resumed_loop_compiles_nothing(mesh, counted, compiled, fresh):
+    def run(device, places=lambda x, spec: x):
+        def started(seed):
+            torch.manual_seed(seed)
+            model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 16))
+            model = places(model, Plan({"0.weight": P("x"), "1.weight": P(None, ("x", "y"))}))
+            groups = [{"params": [*layer.parameters()]} for layer in model]
+            optimizer = torch.optim.AdamW(groups, lr=1e-2)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+            def step(x):
+                loss = (model(x) - x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss.detach()
+
+            step = xs.compile(step) if compiled and device == "jax" else step
+            return model, optimizer, schedule, step
+
+        model, optimizer, schedule, step = started(0)
+        losses = []
+        for n in range(5):
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(n))
+            losses.append(float(step(places(x, P("x")))))
+            schedule.step()
+            if n == 2:
+                if device == "jax":
+                    before = counted("compilations"), counted("captures")
+                file = io.BytesIO()
+                objects = [model, optimizer, schedule]
+                torch.save([thing.state_dict() for thing in objects], file)
+                for _ in range(2):
+                    float(step(places(x, P("x"))))
+                    schedule.step()
+                if fresh:
+                    model, optimizer, schedule, step = started(1)
+                    objects = [model, optimizer, schedule]
+                file.seek(0)
+                for thing, state in zip(objects, torch.load(file), strict=True):
+                    thing.load_state_dict(state)
+        if device == "jax":
+            extra = 1 if fresh and compiled else 0  # of the new step, which is another function
+            assert (counted("compilations"), counted("captures")) == (before[0], before[1] + extra)
+            assert optimizer.state[model[0].weight]["exp_avg"].partition_spec == P("x")
+        return losses
+
+    found = run("jax", lambda x, spec: iso.shard(x, mesh, spec))
+    np.testing.assert_allclose(found, run("cpu"), rtol=1e-5)
+
+
+def test_an_earlier_state_dict_keeps_its_elements():
+    def run(device):
+        weight = torch.nn.Parameter(torch.arange(4.0, device=device))
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+
+        def stepped():
+            weight.square().sum().backward()
+            optimizer.step()
+            state = optimizer.state_dict()
+            return state, copy.deepcopy(state)
+
+        first, frozen = stepped()
+        other = copy.deepcopy(stepped()[0])
+        followed = {key: slot.tolist() for key, slot in first["state"][0].items()}
+        optimizer.load_state_dict(other)
+        kept = {key: slot.tolist() for key, slot in first["state"][0].items()}
+        optimizer.load_state_dict(frozen)
+        now = {key: slot.tolist() for key, slot in optimizer.state[weight].items()}
+        again, _ = stepped()
+        return followed, kept, now, {k: v.tolist() for k, v in again["state"][0].items()}
+
+    for found, expected in zip(run("jax"), run("cpu"), strict=True):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_allclose(found[key], value, rtol=1e-6)

@@ -293,6 +293,33 @@ class Members(Source):
             self.base.update(values)
 
 
+class Count(Names):
+    """A whole number that a step counts up, read as a float: a symbol's arithmetic is of floats.
+
+    >>> state = {"step": 2}
+    >>> count = Count(state, ("step",), "state.")
+    >>> count.read()
+    [2.0]
+    >>> count.restore([3.0])
+    >>> state
+    {'step': 3}
+    """
+
+    __slots__ = ()
+
+    def read(self) -> list[Any]:
+        """See `Names`."""
+        return [float(value) if type(value) is int else value for value in super().read()]
+
+    def put(self, index: int, value: Any) -> None:
+        """See `Names`."""
+        super().put(index, int(value) if type(value) is float else value)
+
+    def select(self, index: int) -> Source | None:
+        """Itself: there is one."""
+        return self
+
+
 class Cell(Source):
     """The variable in a closure's cell."""
 

@@ -51,7 +51,7 @@ from isoshard.torch_bridge.engine.values.symbolic_numbers import Table, present,
 from isoshard.torch_bridge.engine.values.value import Storage
 
 from .executed_code import ExecutedCode
-from .guard_sources import MISSING, Items, Names, Source
+from .guard_sources import MISSING, Count, Items, Names, Source
 from .guards import Change, changes, equal
 from .object_walk import ObjectWalk
 from .step_gradients import raw_gradient
@@ -80,7 +80,11 @@ class FloatInputs:
         for source in self._sources:
             value = settled(source.read()[0])
             if type(value) is float:
-                symbol = self._table.symbol(functools.partial(_current_float, source), value)
+                symbol = self._table.symbol(
+                    functools.partial(_current_float, source),
+                    value,
+                    is_integer=isinstance(source, Count),
+                )
                 self._symbols.append((source, value, symbol))
                 source.restore([symbol])
 
@@ -368,6 +372,23 @@ class SideEffects:
         new = self._walk.sources[len(self._sources) :]
         self._sources += new
         self._values += [list(map(present, source.read())) for source in new]
+
+    def counts(self) -> Iterator[Count]:
+        """The ints in an optimizer's state that the step changed, or initialized."""
+        for change in self.changes():
+            for optimizer in self._walk.optimizers:
+                states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+                is_new = change.source.base is optimizer.state and isinstance(change.now, dict)
+                for state in [change.now] if is_new else states:
+                    if state is change.now:
+                        keys = list(state)
+                    elif state is change.source.base:
+                        keys = [change.key[1]]
+                    else:
+                        continue
+                    for key in keys:
+                        if type(state.get(key)) is int:
+                            yield Count(state, (key,), change.name)
 
     def changes(self) -> Iterator[Change]:
         """The values that changed."""

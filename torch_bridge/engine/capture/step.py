@@ -99,6 +99,7 @@ class CompiledStep:
         self._restarted: set[Any] = set()
         self._float_inputs: dict[tuple[int, Any], Source] = {}
         self._constant_floats: set[tuple[int, Any]] = set()
+        self._count_inputs: dict[tuple[int, Any], Source] | None = {}  # None: they are constants
         self._reasons: collections.Counter[str] = collections.Counter()
         self._view_offsets: dict[Any, set[tuple[int, ...]]] = {}
         self._last: Replay | None = None
@@ -184,6 +185,9 @@ class CompiledStep:
             reason = recording.reason()
             if reason is not None:
                 self._add_float_input(recording.change)
+                if self._count_inputs is not None:
+                    counts = recording.side_effects.counts()
+                    self._count_inputs |= {count.key(0): count for count in counts}
                 self._count_not_replayed(reason)
                 return recording.execute()
             assembly = Assembly(recording, line_of(self.step), self.repeat)
@@ -209,12 +213,13 @@ class CompiledStep:
     def _record(self, call: tuple[Any, ...]) -> Recording:
         """Run the step on a tape; if that fails, with one float input less."""
         args, kwargs, objects, arguments = call
-        recording = Recording(self.step, objects, arguments, list(self._float_inputs.values()))
+        floats = [*self._float_inputs.values(), *(self._count_inputs or {}).values()]
+        recording = Recording(self.step, objects, arguments, floats)
         try:
             recording.run(args, kwargs)
         except Exception:
             recording.rollback()
-            if not self._float_inputs:
+            if not floats:
                 raise
         except BaseException:
             recording.rollback()
@@ -223,7 +228,10 @@ class CompiledStep:
             return recording
         recording.side_effects.restore()
         # The code may need the value of the float.
-        self._constant_floats.add(self._float_inputs.popitem()[0])
+        if self._count_inputs:
+            self._count_inputs = None
+        else:
+            self._constant_floats.add(self._float_inputs.popitem()[0])
         return self._record(call)
 
     def _record_again(self, call: tuple[Any, ...], first: Recording) -> Recording:

@@ -26,7 +26,12 @@ from isoshard.torch_bridge.engine.recording.deferred_checks import defer
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, visible
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace
-from isoshard.torch_bridge.engine.values.symbolic_numbers import Table, present, settled
+from isoshard.torch_bridge.engine.values.symbolic_numbers import (
+    SymbolicMath,
+    Table,
+    present,
+    settled,
+)
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 
 from .bindings import Argument, Owner
@@ -137,7 +142,7 @@ class Recording:
         self.tape.capture = self.cpu_ops
         try:
             with self.on_tape(), self.random, self.cleared_gradients, compiling(), self.cpu_ops:
-                with self.floats, self.executed:
+                with self.floats, SymbolicMath(), self.executed:
                     result = self._step(*args, **kwargs)
                 self._store_result(result)
             self.cpu_ops.detach()
@@ -381,7 +386,7 @@ class Recording:
                         slot = self.log.created.get(id(tensor._storage), -1)
                         if (
                             slot < 0
-                            or names_by_slot[slot] != "aten::zeros_like"
+                            or names_by_slot[slot] not in ("aten::zeros_like", "aten::new_zeros")
                             or tensor._chain.ops
                         ):
                             return False

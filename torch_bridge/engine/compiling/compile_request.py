@@ -102,8 +102,11 @@ class CompileRequest:
 
     def key(self) -> Any:
         """Two plans with one key are the same program."""
-        key = (self.program, self.live, self.result_layouts, self.donated, self.placed)
-        return (*key, self.settings)
+        return (*self.donation_key(), self.donated)
+
+    def donation_key(self) -> Any:
+        """Two plans with one such key differ in nothing but which inputs may be overwritten."""
+        return (self.program, self.live, self.result_layouts, self.placed, self.settings)
 
 
 def request_of(tape: Tape) -> CompileRequest:

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core.layout import custom_partitioning
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.runtime import caches, compilation_cache, metrics, samples, serialize_virtual
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.recording import random_state, regions
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace, wire_execute
@@ -206,6 +208,8 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     try:
         program = _cached_before(plan.key())
         if program is None:
+            program, arrays = _with_copies(plan, arrays)
+        if program is None:
             lean = plan.lean()
             cached = _LEAN.get(lean.key())  # one that differs in entries of no use
             if cached is not None:
@@ -214,6 +218,8 @@ def _computed(tape: Tape, only: Value | None) -> bool:
                 if not again:
                     requested, scalars = with_dynamic_indices(plan, lean, scalars)
                 program = program_of(requested, arrays, lean if requested is plan else None)
+            if len(plan.donated) >= len(_DONATED.get(plan.donation_key(), ())):
+                _DONATED[plan.donation_key()] = plan.donated
         with Uninterrupted():  # from here on, donated inputs are gone
             results = run(program, requested, arrays, scalars, tape.words)
             _hand_out(tape, plan, results, program)
@@ -232,6 +238,42 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     if only is None:
         tape.forget()
     return True
+
+
+MAX_COPIED_RUNS = 3
+"""Runs of a program with copies of inputs that it overwrites, before it is compiled without."""
+_COPIED_RUNS: Bounded[Any, int] = Bounded(PROGRAMS, "engine: runs with copied inputs")
+_DONATED: Bounded[Any, tuple[int, ...]] = Bounded(PROGRAMS, "engine: inputs of kept programs")
+
+
+def _with_copies(
+    plan: CompileRequest, arrays: list[jax.Array]
+) -> tuple[Program | None, list[jax.Array]]:
+    """A kept program that overwrites more inputs than it may, and copies for it to overwrite.
+
+    After a checkpoint was loaded, the parameters share their elements with what was read from the
+    file. To copy them once is cheaper than to compile the step for inputs that it must not
+    overwrite, which from the next call on it may.
+
+    Returns:
+        The program, or None, and its inputs.
+    """
+    key = plan.donation_key()
+    donated = _DONATED.get(key)
+    if donated is None or not set(plan.donated) < set(donated):
+        return None, arrays
+    runs = _COPIED_RUNS.get(plan.key(), 0)
+    program = None if runs == MAX_COPIED_RUNS else _cached_before((*key, donated))
+    if program is None:
+        return None, arrays
+    _COPIED_RUNS[plan.key()] = runs + 1
+    arrays = list(arrays)
+    with jax.enable_x64(True):
+        for index in set(donated) - set(plan.donated):
+            metrics.count("copies")
+            metrics.count("copied_bytes", arrays[index].nbytes)
+            arrays[index] = jnp.copy(arrays[index])
+    return program, arrays
 
 
 def _hand_out(

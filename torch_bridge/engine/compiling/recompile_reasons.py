@@ -7,6 +7,7 @@ so.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import warnings
 from typing import Any
@@ -23,6 +24,11 @@ _SEEN: list[tuple[Any, Family]] = []
 _KEPT = 64  # plans remembered for comparison
 MANY, LONG = 8, 30.0  # programs of one family, and the seconds they took, that are worth a warning
 ENDLESS = 1.0  # the seconds where only a place differs, of which there is always another one
+
+
+SIMILAR = 0.5
+"""Of the operations that two programs share, above which their difference says something."""
+_SHOWN = 3
 
 
 @dataclasses.dataclass
@@ -92,10 +98,33 @@ def _cause(plan: Any, family: Family) -> str:
         return "first program"
     similar = [earlier for earlier, its in reversed(_SEEN) if its is family]
     if not similar:
-        return "new operations"
+        return _new_operations(plan)
     entries = _entries(plan)
     same = [earlier for earlier in similar if _entries(earlier) == entries]
     return _difference(plan, (same or similar)[0])
+
+
+def _new_operations(plan: Any) -> str:
+    """How the operations differ from those of the most similar program."""
+    counts = collections.Counter(_names(plan))
+    earlier, before, most = None, counts, SIMILAR
+    for other, _ in reversed(_SEEN):
+        others = collections.Counter(_names(other))
+        shared = (others & counts).total() / (others | counts).total()
+        if shared > most:
+            earlier, before, most = other, others, shared
+    if earlier is None:
+        return "new operations"
+    changes = [
+        *[f"{count} {name} more" for name, count in (counts - before).most_common(_SHOWN)],
+        *[f"{count} {name} less" for name, count in (before - counts).most_common(_SHOWN)],
+    ]
+    if not changes:
+        pairs = zip(_names(plan), _names(earlier), strict=True)
+        index, (now, then) = next(pair for pair in enumerate(pairs) if pair[1][0] != pair[1][1])
+        changes = [f"the same in another order, from number {index}: {now}, before {then}"]
+    number = sum(isinstance(entry[0], int) for entry in earlier.program)
+    return f"new operations; compared with {number} before: {', '.join(changes)}"
 
 
 def _names(plan: Any) -> tuple[str, ...]:

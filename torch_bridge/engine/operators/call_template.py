@@ -94,6 +94,11 @@ class CallTemplate:
             if kind is torch.SymFloat:
                 arg = settled(arg)
                 kind = type(arg)
+                if kind is torch.SymFloat and arg.node.is_integer:
+                    raise RuntimeError(
+                        f"{self.func} gets an int that a captured step counts up ({arg}), whose "
+                        "dtype a float would change; convert it with float(), or to a tensor"
+                    )
             if lift or kind is torch.SymFloat:
                 if not lift:
                     raise RuntimeError(

@@ -103,6 +103,9 @@ _copy_cast: Any = None
 
 
 def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    constant = None if args[0].is_floating_point() else reading.constant(args[0])
+    if constant is not None:
+        return constant.item()
     return reading.to_host(args[0]).item()
 
 

@@ -32,7 +32,17 @@ from isoshard.torch_bridge.engine.recording.deferred_checks import raise_failed
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values.value import donated_error
+
+
+def constant(tensor: lazy_tensor.LazyTensor) -> torch.Tensor | None:
+    """What a tensor of recorded code is whatever the inputs are; None if it depends on one."""
+    here = recorder()
+    if not isinstance(here, Tape):
+        return None
+    elements = here.constant_elements(lazy_tensor.read(tensor))
+    return None if elements is None else from_numpy(elements.copy(), tensor._aval.meta.dtype)
 
 
 def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:

@@ -24,6 +24,7 @@ from isoshard.torch_bridge.engine.values.value import Taken, Value
 from . import random_state
 from .immediate import Immediate, immediately, is_tracing, takes_constants
 from .recipes import RECIPES, Recipe
+from .recorded_constants import constant_of
 from .recorder import Recorder, execute, materialize, recorder, replace, wire_new
 
 __all__ = [
@@ -164,6 +165,12 @@ class Tape(Recorder):
         """The value of a slot; None if it is dead."""
         current = self.slots[slot]
         return current.value() if isinstance(current, Taken) else current()
+
+    def constant_elements(self, value: Value) -> Any:
+        """The elements of a recorded value that depends on no input; else None."""
+        if value.tape is not self or self.capture is not None or self.plans or self.done:
+            return None
+        return constant_of(self.program, len(self.slots), value.slot)
 
     def inputs(self) -> list[Value | Taken]:
         """What it takes from outside, in order."""

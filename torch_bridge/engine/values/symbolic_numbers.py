@@ -19,6 +19,7 @@ A Python branch on such a number would freeze one of its outcomes, so it raises 
 from __future__ import annotations
 
 import builtins
+import functools
 import math
 import operator
 import threading
@@ -56,6 +57,11 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "sym_sin": math.sin,
     "sym_tan": math.tan,
 }
+_OF_INTS = (
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.pow),
+    *(operator.neg, abs, min, max),
+)
+"""Whose result for Python's ints is an int."""
 _COMPARISONS: dict[str, Callable[..., bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -87,10 +93,12 @@ class Table:
         """Whether another thread captures the step: to this one, its symbols are numbers."""
         return self._thread != threading.get_ident()
 
-    def symbol(self, read: Callable[[], float], value: float) -> torch.SymFloat:
-        """A number read anew before each replay."""
+    def symbol(
+        self, read: Callable[[], float], value: float, *, is_integer: bool = False
+    ) -> torch.SymFloat:
+        """A number read anew before each replay; see `SymbolicNode` for `is_integer`."""
         self.rows.append((read, ()))
-        return torch.SymFloat(SymbolicNode(self, len(self.rows) - 1, value))
+        return torch.SymFloat(SymbolicNode(self, len(self.rows) - 1, value, is_integer=is_integer))
 
     def constant(self, index: Any) -> int:
         """The row of a constant."""
@@ -102,7 +110,9 @@ class Table:
         """An expression; one that is there already, if it is."""
         value = function(*[node.value for node in nodes])
         operands = tuple([node.row for node in nodes])
-        return SymbolicNode(self, self._row(function, operands, (function, operands)), value)
+        row = self._row(function, operands, (function, operands))
+        is_integer = function in _OF_INTS and all(node.is_integer for node in nodes)
+        return SymbolicNode(self, row, value, is_integer=is_integer)
 
     def _row(self, function: Any, operands: tuple[int, ...], key: Any) -> int:
         row = self._indices.get(key)
@@ -173,13 +183,15 @@ class SymbolicNode:
         table: where expressions are kept.
         row: this expression's number.
         value: its value during the capture.
+        is_integer: whether it is an int outside of the capture, which torch promotes otherwise.
     """
 
-    def __init__(self, table: Table, row: int, value: float):
+    def __init__(self, table: Table, row: int, value: float, *, is_integer: bool = False):
         """See the class."""
         self.table = table
         self.row = row
         self.value = value
+        self.is_integer = is_integer
 
     def is_symbolic(self) -> bool:
         """It changes between replays."""
@@ -204,7 +216,9 @@ class SymbolicNode:
         """A constant as an expression."""
         return SymbolicNode(self.table, self.table.constant(index), index)
 
-    wrap_int = wrap_float
+    def wrap_int(self, index: int) -> SymbolicNode:
+        """A constant as an expression."""
+        return SymbolicNode(self.table, self.table.constant(index), index, is_integer=True)
 
     def guard_float(self, file: builtins.str, line: int) -> float:
         """Python reads the number itself."""
@@ -277,6 +291,65 @@ class Outcome:
         return f"{self.holds}"
 
     __str__ = __repr__ = _graph_repr = str
+
+
+class SymbolicMath:
+    """Context in which the functions of `math` also take symbols, as torch's `sym_sqrt` does.
+
+    An optimizer computes `1 - math.pow(state["step"], -0.8)`. In C these functions take nothing but
+    numbers, so those of the module are replaced; to other numbers and threads they are unchanged.
+
+    >>> table = Table()
+    >>> with SymbolicMath():
+    ...     root = math.sqrt(table.symbol(lambda: 4.0, 4.0))
+    >>> table.evaluate([root])
+    [2.0]
+    """
+
+    _lock = threading.Lock()
+    _depth = 0
+
+    def __enter__(self) -> None:
+        """Replace the functions."""
+        with self._lock:
+            SymbolicMath._depth += 1
+            if SymbolicMath._depth == 1:
+                for name, function in _MATH.items():
+                    setattr(math, name, _symbolic(function))
+
+    def __exit__(self, *exc: object) -> None:
+        """Put them back, unless another capture needs them."""
+        with self._lock:
+            SymbolicMath._depth -= 1
+            if SymbolicMath._depth == 0:
+                for name, function in _MATH.items():
+                    setattr(math, name, function)
+
+
+_MATH: dict[str, Callable[..., float]] = {
+    name: getattr(math, name)
+    for name in (
+        *("pow", "sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "fabs", "hypot"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"),
+    )
+}
+
+
+def _symbolic(function: Callable[..., float]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def with_symbols(*args: Any) -> Any:
+        numbers = [settled(arg) for arg in args]
+        nodes = [arg.node for arg in numbers if isinstance(arg, torch.SymFloat)]
+        table = nodes[0].table if nodes and isinstance(nodes[0], SymbolicNode) else None
+        if table is None:
+            return function(*numbers)
+        operands = [
+            arg.node if isinstance(arg, torch.SymFloat) else nodes[0].wrap_float(float(arg))
+            for arg in numbers
+        ]
+        return torch.SymFloat(table.compute(function, operands))
+
+    return with_symbols
 
 
 def present(scalar: Any) -> float:

@@ -100,7 +100,6 @@ def make(name: str, **more: Any) -> Any:
 trains = functools.partial(worlds.trains, known=globals(), rtol=1e-4)
 _REFUSED: dict[str, tuple[str, ...]] = {
     "LBFGS": ("LBFGS", "value of a tensor"),
-    "Adafactor": ("Adafactor", "a number that changes from step to step"),
     "ASGD": ("ASGD", "a number that changes from step to step"),
 }
 """Optimizers that compiled steps refuse as such, by the line where Python decides anew."""
