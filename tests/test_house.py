@@ -39,7 +39,7 @@ ROOMS = {
         *("common", "_torch_internals", "placements", "lowerings", "engine", "execution"),
         *("layout", "overrides", "tensors", "spmd", "loops", "trainers", "handlers", "modules"),
         *("dtensor", "state", "recompute", "framework", "weights", "interop", "distributed"),
-        *("kernels", "device", "dynamo", "checkpoints", "registration", "kit"),
+        *("kernels", "device", "dynamo", "checkpoints", "registration", "serving", "kit"),
     ),
     "torch_bridge/engine": (
         *("values", "recording", "signatures", "compiling", "operators", "subprograms", "capture"),
