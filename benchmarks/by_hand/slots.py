@@ -50,7 +50,7 @@ class SlotLoop:
         self._prefill = jax.jit(_Model(size).prefill, donate_argnums=1)
         self._decode = jax.jit(_Model(size).decode, donate_argnums=1)
         split = NamedSharding(mesh, P("data", "model"))
-        all_of_it = NamedSharding(mesh, P())
+        replicated = NamedSharding(mesh, P())
 
         def zeros() -> list[jax.Array]:
             return [jax.device_put(jnp.zeros(shape), split) for _ in range(size.layers)]
@@ -58,8 +58,8 @@ class SlotLoop:
         self._state: State = {
             "k": zeros(),
             "v": zeros(),
-            "tokens": jax.device_put(jnp.zeros(slots, jnp.int32), all_of_it),
-            "positions": jax.device_put(jnp.zeros(slots, jnp.int32), all_of_it),
+            "tokens": jax.device_put(jnp.zeros(slots, jnp.int32), replicated),
+            "positions": jax.device_put(jnp.zeros(slots, jnp.int32), replicated),
         }
 
     def serve(self, requests: Sequence[tuple[Sequence[int], int]]) -> list[list[int]]:

@@ -89,7 +89,7 @@ class Engine:
         self._vocabulary = model.config.get_text_config(decoder=True).vocab_size
         self._max_waiting = max_waiting
         self._mesh = mesh_of(model)
-        state = _State(self.cache, self._mesh)
+        state = _SlotState(self.cache, self._mesh)
         self._prefill, self._decode = _programs(model, self.cache, state)
         sync()
         self._waiting: deque[Request] = deque()
@@ -338,7 +338,7 @@ class _Sequence:
         self.limit = 0
 
 
-class _State:
+class _SlotState:
     """What the device keeps of each slot.
 
     Attributes:
@@ -374,7 +374,7 @@ def _packed(row: int, prompt: tuple[int, ...], bucket: int, params: SamplingPara
     return torch.from_numpy(packed)
 
 
-def _programs(model: Any, cache: SlotCache, state: _State) -> tuple[Any, Any]:
+def _programs(model: Any, cache: SlotCache, state: _SlotState) -> tuple[Any, Any]:
     """The prefill of one prompt, and the decoding of a token in each slot."""
     keeps = takes_logits_to_keep(model)
     last_position = cache.max_length - 1
