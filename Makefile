@@ -90,6 +90,7 @@ bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same r
 	$(BIN)/python -m benchmarks.recording $(filter --quick --no-peers,$(ARGS))
 	$(BIN)/python -m benchmarks.replaying $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.generation $(filter --quick,$(ARGS))
+	$(BIN)/python -m benchmarks.serving $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.typed_meshes $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.rounding $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.placing

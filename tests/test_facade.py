@@ -68,6 +68,7 @@ MODULES += tuple(
     for name in ("checkpoint", "data", "distributed", "errors", "metrics", "planner", "rules")
 )
 MODULES += ("isoshard.sharding", "isoshard.weights", "isoshard.domain")
+MODULES += ("isoshard.torch_bridge.serving",)
 """What users import, or name in `isoshard`."""
 
 

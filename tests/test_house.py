@@ -40,7 +40,7 @@ ROOMS = {
         *("layout", "overrides", "tensors", "spmd", "loops", "trainers", "handlers", "modules"),
         "generation",
         *("dtensor", "state", "recompute", "framework", "weights", "interop", "distributed"),
-        *("kernels", "device", "dynamo", "checkpoints", "registration", "kit"),
+        *("kernels", "device", "dynamo", "checkpoints", "registration", "serving", "kit"),
     ),
     "torch_bridge/engine": (
         *("values", "recording", "signatures", "compiling", "operators", "subprograms", "capture"),

@@ -84,6 +84,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from . import registration as _registration  # noqa: F401  (isoshard.shard and the other verbs)
     from . import trainers as _trainers
     from .device import device as _device
+    from .device import paged_cache_memory as _paged_cache_memory
     from .device.generator import Generator
     from .device.hardware import get_xla_supported_devices, xla_device
     from .distributed import local_checks as _local_checks  # noqa: F401  (methods of tensors)
@@ -121,6 +122,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     _control_flow.register()
     _trainers.register()
     _generation.register()
+    _paged_cache_memory.register()
     _torch_hook.install()
 else:
     _old_torch.register_refusals()

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypedDict
 
 import jax
@@ -54,6 +55,33 @@ def get_memory_info(device: str | torch.device | None = None) -> MemoryInfo:
         bytes_limit=sum(stat.get("bytes_limit", 0) for stat in stats),
         peak_bytes_used=sum(stat.get("peak_bytes_in_use", 0) for stat in stats),
     )
+
+
+def fullest_chip() -> tuple[int, int]:
+    """Used and total memory of the chip of this process that has the least free, in bytes.
+
+    Virtual devices of the CPU have equal shares of the machine; half of what is available there is
+    left to other processes.
+
+    >>> used, total = fullest_chip()
+    >>> 0 < used < total <= get_memory_info()["bytes_limit"]
+    True
+    """
+    chips = jax.local_devices()
+    stats = [chip.memory_stats() for chip in chips]
+    if any(stat is None for stat in stats):
+        return (_machine() - _available() // 2) // len(chips), _machine() // len(chips)
+    sizes = [(stat.get("bytes_in_use", 0), stat.get("bytes_limit", 0)) for stat in stats]
+    return min(sizes, key=lambda size: size[1] - size[0])
+
+
+def _available() -> int:
+    """What processes may still use, as Linux estimates it; elsewhere all but what this one has."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return max(_machine() - _resident_peak(), 0)
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def _live_bytes(chips: Sequence[Device]) -> int:
