@@ -8,7 +8,7 @@ import pytest
 
 from isoshard.core.processes.failure_monitor import ENDED
 from tests.multi_process import ranks
-from tests.multi_process.jobs.failures import FROZEN, HEARTBEAT, PATIENCE
+from tests.multi_process.jobs.failures import FROZEN, PATIENCE
 
 BUSY = 3  # times the stated seconds, where other tests use the processors too
 SOON = BUSY * ENDED

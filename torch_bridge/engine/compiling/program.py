@@ -170,6 +170,7 @@ def execute(tape: Tape, only: Value | None = None) -> None:
     tape.check_execution()
     if tape is recorder():
         regions.check(tape)
+    tape.remember()
     with _EXECUTING:
         _execute(tape, only)
 
