@@ -225,13 +225,18 @@ def entry_index(error: Exception) -> int | None:
     return getattr(error, _ENTRY_INDEX, None)
 
 
+def set_entry_index(error: Exception, index: int) -> None:
+    """Declare the entry at fault."""
+    setattr(error, _ENTRY_INDEX, index)
+
+
 @contextlib.contextmanager
 def at_entry(index: int) -> Iterator[None]:
     """Context of an entry's computation: errors get its index."""
     try:
         yield
     except Exception as error:
-        setattr(error, _ENTRY_INDEX, index)  # the outermost program sets it last
+        set_entry_index(error, index)  # the outermost program sets it last
         raise
 
 

@@ -73,10 +73,16 @@ class Origin(NamedTuple):
         return "/".join(["backward"] * self.in_backward + [scope for scope in scopes if scope])
 
     def __str__(self) -> str:
-        """In a sentence: module, line and the user's line."""
-        called = f", called at {self.own}" if self.own not in ("", self.line) else ""
-        where = " of ".join(filter(None, ["the backward" * self.in_backward, self.path]))
-        return " at ".join(filter(None, [where, self.line + called])) or "an unknown line"
+        """In a sentence.
+
+        Example:
+            >>> str(Origin("Net/a", "train.py:9 (step)", "net.py:4 (forward)", True))
+            'in the backward of Net/a, at net.py:4 (forward), called at train.py:9 (step)'
+        """
+        module = f"in {'the backward of ' * self.in_backward}{self.path}" if self.path else ""
+        line = f"at {self.line}" if self.line else ""
+        called = f"called at {self.own}" if self.own not in ("", self.line) else ""
+        return ", ".join(filter(None, [module, line, called])) or "at an unknown line"
 
 
 NOWHERE = Origin()
@@ -160,7 +166,7 @@ def origin(log: OriginLog) -> Origin:
         if kind is None:
             kind = _KINDS[frame.f_code] = _kind_of(frame)
         if kind == _MODULE:
-            modules.append(frame.f_locals["self"])
+            modules.append(frame.f_locals[frame.f_code.co_varnames[0]])
         elif kind == _AUTOGRAD and node is not None:
             forward = log.of_node(sequence_number(node))
             if forward is not None and not line:
@@ -195,7 +201,7 @@ _LIBRARY = tuple(
 )
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _GENERATED = ("<frozen", "<string>", "<eval_with_key>", "<__array_function__")
-_CALL = torch.nn.Module.__call__.__code__
+_CALL: CodeType | None = getattr(torch.nn.Module.__call__, "__code__", None)
 _KINDS: Bounded[CodeType, int] = Bounded(CALLS, "engine: kinds of code")
 _TEXTS: Bounded[tuple[CodeType, int], str] = Bounded(CALLS, "engine: lines of code")
 

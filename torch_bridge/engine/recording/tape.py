@@ -70,6 +70,7 @@ class Tape(Recorder):
             operation that is among them is not looked at.
         expected_count: how many; -1 if every operation is looked at.
         repeated: that program; None once an operation differs.
+        printed: what to print once it is executed; see `printing.Printed`.
         noted: where its operations come from; None of one that repeats a program throughout.
     """
 
@@ -86,6 +87,7 @@ class Tape(Recorder):
         "lock",
         "marks",
         "noted",
+        "printed",
         "program",
         "recipes",
         "repeated",
@@ -111,6 +113,7 @@ class Tape(Recorder):
         self.lock = threading.RLock()
         self.repeated = known_programs.newest()
         self.noted: OriginLog | None = OriginLog()
+        self.printed: list[Any] = []
         self.expected: tuple[Any, ...] = ()
         self.expected_count = -1
         self._index_of: dict[Taken | None, int] = {}
