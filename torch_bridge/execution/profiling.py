@@ -48,7 +48,7 @@ def profile(directory: str | os.PathLike[str], **options: Any) -> Iterator[None]
         ...         y = net(x)
         ...     (path,) = pathlib.Path(folder).rglob("perfetto_trace.json.gz")
         ...     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        >>> any(event.get("name", "").startswith("Sequential/0/") for event in events)
+        >>> any("hlo_op" in event.get("args", {}) for event in events)
         True
     """
     sync(wait=True)
