@@ -84,7 +84,6 @@ from .engine.recording import tape as tape
 from .engine.recording.memory_log import MemoryLog as MemoryLog
 from .engine.recording.origins import user_line as user_line
 from .engine.recording.recipes import RECIPES as RECIPES
-from .engine.recording.recipes import Recipe as Recipe
 from .engine.recording.recorder import recorder as recorder
 from .engine.recording.tape import Tape as Tape
 from .engine.recording.tensor_changes import namespace as namespace

@@ -94,6 +94,12 @@ class StepReport:
         seconds: time of one run; None if it has run less than three times.
         peak_flops: of one device, operations a second; None if it is not known.
         tokens: in one run, as they were passed; None without.
+
+    Example:
+        >>> memory = {"arguments": 4096, "results": 0, "temporaries": 1024, "code": 0}
+        >>> costs = StepReport(8, 4e12, 1e9, memory, {}, 0.5, 2e12, tokens=1000)
+        >>> costs.mfu, costs.tokens_per_second
+        (0.5, 2000.0)
     """
 
     devices: int

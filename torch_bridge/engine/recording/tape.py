@@ -21,11 +21,11 @@ from isoshard.torch_bridge.engine.values import sharding_ids as layouts
 from isoshard.torch_bridge.engine.values.unify_meshes import differently_numbered, unified
 from isoshard.torch_bridge.engine.values.value import Taken, Value
 
-from . import known_programs, random_state
+from . import random_state, recorded_programs
 from .immediate import Immediate, immediately, is_tracing, takes_constants
-from .known_programs import KnownProgram
 from .origins import Origin, OriginLog, origin
 from .recipes import RECIPES, Recipe
+from .recorded_programs import RecordedProgram
 from .recorder import Recorder, execute, materialize, recorder, replace, wire_new
 
 __all__ = [
@@ -111,7 +111,7 @@ class Tape(Recorder):
         self.error: Exception | None = None
         self.devices: tuple[Device, ...] = ()
         self.lock = threading.RLock()
-        self.repeated = known_programs.newest()
+        self.repeated = recorded_programs.newest()
         self.noted: OriginLog | None = OriginLog()
         self.printed: list[Any] = []
         self.expected: tuple[Any, ...] = ()
@@ -167,15 +167,15 @@ class Tape(Recorder):
         return self._on_another_mesh(recipe, inputs, scalars)
 
     def _note(self, index: int, entry: tuple[int, ...]) -> None:
-        """Note where an operation comes from: as in a known program, or by the stack."""
-        noted, known = self.noted, self.repeated
-        repeats = known is not None and index < len(known.entries)
-        if not repeats or (known is not None and known.entries[index] != entry):
-            before = known
-            known = None if known is None else known_programs.beginning_with(self.program)
-            self.repeated = known
-            if noted is None and known is not None:
-                self._expect(known)
+        """Note where an operation comes from: as in an earlier program, or by the stack."""
+        noted, earlier = self.noted, self.repeated
+        repeats = earlier is not None and index < len(earlier.entries)
+        if not repeats or (earlier is not None and earlier.entries[index] != entry):
+            before = earlier
+            earlier = None if earlier is None else recorded_programs.beginning_with(self.program)
+            self.repeated = earlier
+            if noted is None and earlier is not None:
+                self._expect(earlier)
                 return
             if noted is None:
                 noted = self.noted = OriginLog()
@@ -183,12 +183,12 @@ class Tape(Recorder):
                 self.expected, self.expected_count = (), -1
         if noted is not None:
             noted.pad(index)
-            noted.note(origin(noted) if known is None else known.origins[index])
+            noted.note(origin(noted) if earlier is None else earlier.origins[index])
 
-    def _expect(self, known: KnownProgram) -> None:
-        """Let operations that are those of a known program pass."""
-        self.repeated, self.expected = known, known.entries
-        self.expected_count = len(known.entries)
+    def _expect(self, earlier: RecordedProgram) -> None:
+        """Let operations that are those of an earlier program pass."""
+        self.repeated, self.expected = earlier, earlier.entries
+        self.expected_count = len(earlier.entries)
 
     def origins(self) -> Sequence[Origin | None]:
         """Where each of its entries comes from; None for inputs."""
@@ -200,7 +200,7 @@ class Tape(Recorder):
     def remember(self) -> None:
         """Keep the origins, for tapes that repeat this one."""
         if self.repeated is None and self.program and not self.plans:
-            known_programs.remember(KnownProgram(tuple(self.program), tuple(self.origins())))
+            recorded_programs.remember(RecordedProgram(tuple(self.program), tuple(self.origins())))
 
     def forget(self) -> None:
         """Let go of the inputs, after it was executed or if it never will be."""
