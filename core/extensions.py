@@ -105,6 +105,9 @@ shard_step = ExtensionPoint("shard_step", "Shardings for a step, searched at its
 automatic_plan = ExtensionPoint("automatic_plan", "The plan that the search chose for a module.")
 search_plan = ExtensionPoint("search_plan", "`Plan.auto`: the best plan for a step.")
 
+# What `planner` knows of chips.
+peak_flops = ExtensionPoint("peak_flops", "Operations a second of an attached device.")
+
 # Verbs on arrays in blocks of unequal sizes, by `core/blocks`, which imports `core/transfer`.
 shard_padded = ExtensionPoint("shard_padded", "A tree sharded with padding.")
 reshard_uneven = ExtensionPoint("reshard_uneven", "An `UnevenArray`, resharded.")

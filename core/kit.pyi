@@ -66,7 +66,6 @@ from .frameworks import framework_of as framework_of
 from .frameworks import framework_owning as framework_owning
 from .frameworks import register as register
 from .frameworks import require as require
-from .installation import ANNEXES as ANNEXES
 from .installation import install_command as install_command
 from .layout import custom_partitioning as custom_partitioning
 from .layout.axis_types import auto as auto

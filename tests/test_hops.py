@@ -14,12 +14,12 @@ from tools import hops
 
 MOST = {
     "x + y": 6,
-    "xs.sync()": 21,
+    "xs.sync()": 22,
     "step(x)": 18,
     "iso.shard(module)": 17,
     "iso.to_jax(t)": 9,
     "iso.save(module)": 14,
-    "iso.planner.estimate(f)": 52,
+    "iso.planner.estimate(f)": 51,
 }
 """Call -> the files of ours that it may pass through."""
 

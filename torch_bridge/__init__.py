@@ -28,6 +28,7 @@ __all__ = [
     "ShardingSpec",
     "ShardingType",
     "StackedLayers",
+    "StepReport",
     "TorchFunction",
     "TorchModule",
     "XLAShard",
@@ -46,9 +47,12 @@ __all__ = [
     "mark_sharding",
     "mark_sharding_with_gradients",
     "memory_analysis",
+    "print",
+    "profile",
     "program_text",
     "register_function_handler",
     "register_lowering",
+    "report",
     "scan_layers",
     "set_global_mesh",
     "shard_as",
@@ -90,6 +94,8 @@ if TYPE_CHECKING or _old_torch.has_device():
     from .distributed import local_checks as _local_checks  # noqa: F401  (methods of tensors)
     from .distributed import local_view_hints as _local_view_hints  # noqa: F401  (hints of errors)
     from .distributed import torch_hook as _torch_hook
+    from .execution.printing import print
+    from .execution.profiling import StepReport, profile, report
     from .execution.runtime import compile, memory_analysis, program_text, sync
     from .handlers.handler_registry import register_function_handler
     from .interop.calling_jax import TorchFunction, torch_function

@@ -11,9 +11,6 @@ from ._torch_internals.module_fields import own_buffers as own_buffers
 from ._torch_internals.module_fields import own_modules as own_modules
 from ._torch_internals.module_fields import own_parameters as own_parameters
 from ._torch_internals.tensor_fields import all_hooks as all_hooks
-from ._torch_internals.tensor_fields import current_node as current_node
-from ._torch_internals.tensor_fields import next_sequence_number as next_sequence_number
-from ._torch_internals.tensor_fields import sequence_number as sequence_number
 from ._torch_internals.traced import NEW_FAKE as NEW_FAKE
 from ._torch_internals.traced import pytree as pytree
 from ._torch_internals.undocumented import BACKENDS as BACKENDS
@@ -85,8 +82,8 @@ from .engine.recording import random_state as random_state
 from .engine.recording import regions as regions
 from .engine.recording import tape as tape
 from .engine.recording.memory_log import MemoryLog as MemoryLog
+from .engine.recording.origins import user_line as user_line
 from .engine.recording.recipes import RECIPES as RECIPES
-from .engine.recording.recipes import Recipe as Recipe
 from .engine.recording.recorder import recorder as recorder
 from .engine.recording.tape import Tape as Tape
 from .engine.recording.tensor_changes import namespace as namespace

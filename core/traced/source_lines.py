@@ -2,7 +2,8 @@
 
 JAX records the stack where an equation was traced. Its innermost frame that is neither of a library
 nor of isoshard is the user's. A bridge that traces later than the user's code ran (torch:
-operations are recorded, then traced) declares the line itself, by a name scope: see `SCOPE`.
+operations are recorded, then traced) declares the line itself: it traces an operation inside
+`jax.named_scope("file.py:12 (function)")`.
 """
 
 from __future__ import annotations
@@ -20,22 +21,20 @@ from isoshard.core.installation import source_folders
 from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
 
-SCOPE = "line:"
-"""A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to declare
-its source; `/` in a path is written as `|`."""
-
-_LINE = re.compile(re.escape(SCOPE) + r"(?P<line>[^/()]+(?:\([^/()]*\))?)")
+_LINE = re.compile(r"(?P<line>[^/()]+:\d+(?: \([^/()]*\))?)")
 # A transform wraps the scope that follows it: `transpose(jvp(line:a.py:3 (f)))`.
 
 
 def scope_of(line: str) -> str:
     """The name scope that declares a line; `line_in` reads it, from HLO's `op_name` too.
 
+    `/` in a path is written as `|`.
+
     Example:
         >>> line_in("jit(step)/" + scope_of("src/train.py:12 (loss)") + "/dot_general")
         'src/train.py:12 (loss)'
     """
-    return SCOPE + line.replace("/", "|")
+    return line.replace("/", "|")
 
 
 def line_in(path: str) -> str | None:

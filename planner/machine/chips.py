@@ -194,6 +194,22 @@ def chip_of_kind(kind: str) -> Chip:
     )
 
 
+def peak_flops(kind: str) -> float | None:
+    """Operations a second in bfloat16 of an attached device; None if it is not known.
+
+    Args:
+        kind: JAX's `Device.device_kind`.
+
+    Example:
+        >>> peak_flops("TPU v5 lite"), peak_flops("cpu")
+        (197000000000000.0, None)
+    """
+    for chip in _CHIPS.values():
+        if kind == chip.kind or kind in chip.also:
+            return None if chip.platform == "cpu" else chip.rate("bfloat16")
+    return None
+
+
 _SCALING = "https://jax-ml.github.io/scaling-book/tpus"
 """Links, hosts' networks and latency of TPUs: the vendor's pages have only sums over all links."""
 _CLOUD = "https://docs.cloud.google.com/tpu/docs"

@@ -86,7 +86,7 @@ def assembled(
     intern = sharding_ids.intern(NamedSharding(mesh, PartitionSpec()))
     result_layouts = {*recording.tape.marks, *plan.result_layouts} - {sharding_ids.UNPLACED}
     plan.placed = tuple(input_placement.layouts_on(intern, values, result_layouts)[1])
-    plan.notes = Notes(recording.tape.lines, recording.tape.outputs)
+    plan.notes = Notes(recording.tape.origins(), recording.tape.outputs)
     inputs = _inputs(recording, names, plan, values)
     finer_mesh = _mesh_of(plan, mesh)
     with plan_lowering.tracing(plan, [_struct(leaf) for leaf in inputs]):

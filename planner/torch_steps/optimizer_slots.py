@@ -18,7 +18,6 @@ from .placeholder_tensors import PlaceholderTensors
 from .planned_recording import PlannedRecording
 from .planning_tape import ShapeOnly
 from .step_models import Named
-from .user_lines import UserLines
 
 Record = Callable[[Callable[..., Any]], PlannedRecording]
 """Makes the recording of a function that takes nothing."""
@@ -28,7 +27,6 @@ def make_slots(
     optimizers: Sequence[torch.optim.Optimizer],
     record: Record,
     placeholders: PlaceholderTensors,
-    user: UserLines,
 ) -> None:
     """Initialize the state of optimizers by a step of their own.
 
@@ -54,7 +52,7 @@ def make_slots(
                 with torch.no_grad():
                     parameter.grad = placeholders.placeholder(parameter.detach(), named)
             recording.run((), {})
-            keep_slots([optimizer], recording, placeholders.names, placeholders, user)
+            keep_slots([optimizer], recording, placeholders.names, placeholders)
         except Exception:
             optimizer.state.clear()
             optimizer.state.update(states)
@@ -73,7 +71,6 @@ def keep_slots(
     recording: PlannedRecording,
     names: Mapping[int, Named],
     placeholders: PlaceholderTensors,
-    user: UserLines,
 ) -> bool:
     """Turn state that was initialized in a recording into memory from before it.
 
@@ -93,7 +90,7 @@ def keep_slots(
                 named = placeholders.of_state(kind, slot, parameter, owner)
                 placeholders.names[id(storage)] = named
                 size, dtype = storage.aval.token
-                value = Value(ShapeOnly(size, dtype, user), sharding_ids.intern(named.layout))
+                value = Value(ShapeOnly(size, dtype), sharding_ids.intern(named.layout))
                 value.memory = storage.id
                 storage.value, storage.annotation = value, named.layout
                 initialized = True

@@ -37,7 +37,6 @@ from isoshard.torch_bridge.kit import (
 
 from .planning_tape import ShapeOnly
 from .step_models import Named
-from .user_lines import UserLines
 
 
 class PlaceholderTensors:
@@ -47,16 +46,15 @@ class PlaceholderTensors:
         walk: the objects that the step reads.
         named: names and shardings of its tensors, by id.
         mesh: the mesh of the plan.
-        user: lines of user code.
 
     Attributes:
         tensors: by id of a tensor its placeholder; itself, if it is on the device.
         names: by id of a storage the name of its tensor.
     """
 
-    def __init__(self, walk: ObjectWalk, named: Mapping[int, Named], mesh: Mesh, user: UserLines):
+    def __init__(self, walk: ObjectWalk, named: Mapping[int, Named], mesh: Mesh):
         """See the class."""
-        self._walk, self._named, self._user = walk, named, user
+        self._walk, self._named = walk, named
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self.tensors: dict[int, Any] = {}
         self.names: dict[int, Named] = {}
@@ -133,9 +131,7 @@ class PlaceholderTensors:
         """A tensor without elements, with a sharding."""
         shape = tuple(tensor.shape)
         aval = Aval.contiguous(shape, tensor.dtype)
-        value = Value(
-            ShapeOnly(shape, aval.physical, self._user), sharding_ids.intern(named.layout)
-        )
+        value = Value(ShapeOnly(shape, aval.physical), sharding_ids.intern(named.layout))
         new: Any = marks.annotated(tensor, value, named.layout, shape)
         if not isinstance(tensor, lazy_tensor.LazyTensor):
             attributes = namespace(new)
@@ -207,7 +203,7 @@ class PlaceholderTensors:
         self.names[id(storage)] = named
         self._alive.append(storage)
         self._memory.append((storage, storage.value, storage.annotation))
-        empty = ShapeOnly(tuple(size), dtype, self._user)
+        empty = ShapeOnly(tuple(size), dtype)
         value = Value(empty, sharding_ids.intern(layout))
         value.memory = storage.id
         storage.value, storage.annotation = value, layout

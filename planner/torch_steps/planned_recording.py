@@ -27,7 +27,6 @@ from isoshard.torch_bridge.kit import (
 )
 
 from .planning_tape import PlanningTape
-from .user_lines import UserLines
 
 
 class _CpuOps(CpuOps):
@@ -47,7 +46,6 @@ class PlannedRecording(Recording):
         walk: the objects that it reads, whose tensors have no elements.
         arguments: its tensor arguments.
         mesh: the mesh of the plan.
-        user: lines of user code.
     """
 
     tape: PlanningTape
@@ -58,7 +56,6 @@ class PlannedRecording(Recording):
         walk: ObjectWalk,
         arguments: Sequence[Any],
         mesh: Mesh,
-        user: UserLines,
     ):
         """Prepare to record; state that only guards of a capture need is left out."""
         self._step = step
@@ -79,7 +76,7 @@ class PlannedRecording(Recording):
         self.table = Table()
         self.floats = FloatInputs(self.table, ())
         self.cpu_ops = _CpuOps(self.table, walk.tensors)
-        self.tape = PlanningTape(mesh, user)
+        self.tape = PlanningTape(mesh)
         self.log = self.tape.log = MemoryLog(self.tape)
         self.random = random_state.DrawnKeys()
         self.training_state = TrainingState(walk, self.tensors)

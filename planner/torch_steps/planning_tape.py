@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from isoshard.core.kit import GRADIENT, MODULE, CaptureError, ShardingError, mesh_of
 from isoshard.torch_bridge.kit import (
-    Recipe,
     Tape,
-    Value,
     lazy_tensor,
     pytree,
     recorder,
     sharding_ids,
+    user_line,
 )
-
-from .user_lines import UserLines
 
 
 class PlanningTape(Tape):
@@ -40,39 +37,23 @@ class PlanningTape(Tape):
 
     Args:
         mesh: the mesh of the plan, with Auto axes.
-        user: lines of user code.
 
     Attributes:
-        lines: of each entry the line of user code, as `Tape.program` has the entries.
         outputs: names for the values of slots, innermost first, and the shape that each has.
     """
 
-    __slots__ = ("_mesh", "_user", "lines", "outputs")
+    __slots__ = ("_mesh", "outputs")
 
     plans = True
 
-    def __init__(self, mesh: Mesh, user: UserLines):
+    def __init__(self, mesh: Mesh):
         """An empty tape."""
         super().__init__()
-        self._mesh, self._user = mesh, user
+        self._mesh = mesh
+        self.repeated = None  # marks and hooks of a plan: no program that ran is like it
         self.opened = True
         self.devices = tuple(mesh.devices.flat)
-        self.lines: list[str] = []
         self.outputs: dict[int, dict[str, tuple[int, ...]]] = {}
-
-    def record(
-        self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
-    ) -> list[Value]:
-        """Add an operation, and note its line."""
-        before = len(self.program)
-        outputs = super().record(recipe, inputs, scalars)
-        self.lines += [""] * (len(self.program) - before - 1)
-        self.lines.append(self._user.current())
-        return outputs
-
-    def line_of_user(self) -> str:
-        """The line of user code that runs now."""
-        return self._user.current()
 
     def joins(self, layout: int) -> bool:
         """Whether a layout is over the mesh of the plan; all are, by `meant`."""
@@ -97,7 +78,7 @@ class PlanningTape(Tape):
         ]
         if mesh is None or not set(used) <= set(self._mesh.axis_names):
             raise ShardingError(
-                f"{self._user.current()}: a tensor is marked with {named or requested} on a mesh "
+                f"{user_line()}: a tensor is marked with {named or requested} on a mesh "
                 f"with axes {() if mesh is None else mesh.axis_names}, and the step is planned for "
                 f"a mesh with axes {self._mesh.axis_names}. Use the same axis names in both."
             )
@@ -117,7 +98,7 @@ class PlanningTape(Tape):
         Raises:
             CaptureError: always.
         """
-        error = no_elements(self._user.current())
+        error = no_elements(user_line())
         if self.capture is not None:
             self.capture.error = error  # also where somebody catches it
         raise error
@@ -138,14 +119,13 @@ class ShapeOnly:
     Args:
         shape: of the array.
         dtype: of the array.
-        user: lines of user code.
     """
 
-    __slots__ = ("_user", "dtype", "shape")
+    __slots__ = ("dtype", "shape")
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], user: UserLines):
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         """See the class."""
-        self.shape, self.dtype, self._user = shape, dtype, user
+        self.shape, self.dtype = shape, dtype
 
     @property
     def ndim(self) -> int:
@@ -154,12 +134,12 @@ class ShapeOnly:
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         """There is nothing to read."""
-        raise no_elements(self._user.current())
+        raise no_elements(user_line())
 
     def __getattr__(self, name: str) -> Any:
         """Raise for attributes that only readers of elements use."""
         if name in _OF_ELEMENTS:
-            raise no_elements(self._user.current())
+            raise no_elements(user_line())
         raise AttributeError(name)
 
 

@@ -55,7 +55,6 @@ from .placeholder_tensors import PlaceholderTensors
 from .planned_recording import PlannedRecording
 from .planning_tape import ModuleOutputs
 from .step_models import Named, StepModel, input_layouts, layouts_of, models_of, walk_step
-from .user_lines import UserLines
 
 
 def traced_step(
@@ -96,7 +95,6 @@ class _Planning:
     ):
         self.step = step.step if isinstance(step, CompiledStep) else step
         self.mesh, self.plan = mesh, plan
-        self.user = UserLines()
         self.leaves, self.structure = pytree.tree_flatten((args, dict(kwargs)))
         self.paths = argument_paths(self.step, args, kwargs)
         self.walk = walk_step(self.step, self.leaves, self.paths)
@@ -107,20 +105,19 @@ class _Planning:
 
     def traced(self) -> TracedStep:
         named = {**self.inputs, **self.named}
-        placeholders = PlaceholderTensors(self.walk, named, self.mesh, self.user)
+        placeholders = PlaceholderTensors(self.walk, named, self.mesh)
         marks = ModuleOutputs(self._module_names(), gradients=self.plan is None)
         with placeholders, self._activations(), marks as outputs:
             leaves = self._arguments(placeholders)
             arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
             make_slots(
                 self.walk.optimizers,
-                lambda step: PlannedRecording(step, self.walk, (), self.mesh, self.user),
+                lambda step: PlannedRecording(step, self.walk, (), self.mesh),
                 placeholders,
-                self.user,
             )
             recording = self._recorded(leaves, arguments)
             optimizers = self.walk.optimizers
-            if keep_slots(optimizers, recording, placeholders.names, placeholders, self.user):
+            if keep_slots(optimizers, recording, placeholders.names, placeholders):
                 recording.undo()
                 recording.forget()
                 placeholders.again()
@@ -132,7 +129,7 @@ class _Planning:
                 recording.forget()
 
     def _recorded(self, leaves: list[Any], arguments: list[Any]) -> PlannedRecording:
-        recording = PlannedRecording(self.step, self.walk, arguments, self.mesh, self.user)
+        recording = PlannedRecording(self.step, self.walk, arguments, self.mesh)
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         try:
             recording.run(args, kwargs)

@@ -22,6 +22,7 @@ PROVIDED = {
     "max_operator": "isoshard.domain.windows.pool:max_operator",
     "mean_operator": "isoshard.domain.windows.pool:mean_operator",
     "operand_cotangent_by_halos": "isoshard.domain.windows.space_split:operand_cotangent_by_halos",
+    "peak_flops": "isoshard.planner.machine.chips:peak_flops",
     "partitioned_attention": "isoshard.domain.attention.partitioned_attention:Attention",
     "reshard_uneven": "isoshard.core.blocks.packing:reshard_uneven",
     "resize_operator": "isoshard.domain.windows.resize:resize_operator",

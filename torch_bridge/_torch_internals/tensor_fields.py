@@ -165,9 +165,9 @@ current_node: Callable[[], Any] = NAMES.bind(
 next_sequence_number: Callable[[], int] = NAMES.bind(
     "torch._C._autograd._get_sequence_nr",
     otherwise=lambda: 0,
-    why="is the number that the next node of the graph gets: a plan tells by it which line of a "
-    "model an operation of backward comes from",
-    without="a plan names the line of `backward()` for all operations of backward",
+    why="is the number that the next node of the graph gets: by it an operation of backward has "
+    "the module and line of the forward operation, in traces and plans",
+    without="traces and plans name the line of `backward()` for all operations of backward",
 )
 
 function_of: Callable[[type], type] = NAMES.state(

@@ -143,7 +143,7 @@ def program_text(step: CompiledStep) -> str:
         >>> "all-reduce(" in xs.program_text(step)
         True
     """
-    return _last(step).program.text()
+    return last_replay(step).program.text()
 
 
 def memory_analysis(step: CompiledStep) -> Any:
@@ -166,10 +166,15 @@ def memory_analysis(step: CompiledStep) -> Any:
         >>> xs.memory_analysis(step).argument_size_in_bytes      # one of the eight float32
         4
     """
-    return _last(step).program.compiled.memory_analysis()
+    return last_replay(step).program.compiled.memory_analysis()
 
 
-def _last(step: CompiledStep) -> Any:
+def last_replay(step: CompiledStep) -> Any:
+    """The replay that a compiled step ran last.
+
+    Raises:
+        RuntimeError: the step was not captured yet.
+    """
     if step.last is None:
         raise RuntimeError("this step has not been captured yet: call it twice first")
     return step.last

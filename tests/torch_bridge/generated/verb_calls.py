@@ -387,7 +387,7 @@ LEFT_OUT: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         OF_STEPS: (
             *("ActivationConstraints", "CompiledStep", "auto_plan", "compile", "torch_module"),
-            *("memory_analysis", "program_text"),
+            *("StepReport", "memory_analysis", "print", "profile", "program_text", "report"),
         ),
     },
     "isoshard.domain": {

@@ -214,7 +214,8 @@ class Assembly:
         created: dict[int, lazy_tensor.LazyTensor] = {}
         rebound = [tensor for rebinding in self._rebindings for tensor in rebinding.now]
         checked = [tensor for tensor, _ in self._recording.cpu_ops.deferred]
-        for leaf in (*self._leaves, *self.after, *rebound, *checked):
+        printed = [tensor for line in self._recording.tape.printed for tensor in line.tensors]
+        for leaf in (*self._leaves, *self.after, *rebound, *checked, *printed):
             if isinstance(leaf, lazy_tensor.LazyTensor) and not self._recording.existed_before(
                 leaf
             ):
@@ -352,6 +353,10 @@ class Assembly:
             checks,
             [(self._indices[id(tensor)], check) for tensor, check in recording.cpu_ops.deferred],
             recording.changed_arguments,
+            [
+                (line, [self._indices[id(tensor)] for tensor in line.tensors])
+                for line in tape.printed
+            ],
         )
 
     def _inputs(self, values: Sequence[Value | Taken]) -> list[Any]:

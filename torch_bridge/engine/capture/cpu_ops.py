@@ -343,8 +343,9 @@ class CpuOps(TorchDispatchMode):
         """
         self.error = CaptureError(
             f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
-            "which a replay could not repeat. Return the tensor from the step and read it outside "
-            f"(for a Python branch, use torch.where).{_ANOMALY * is_anomaly_enabled()}"
+            "which a replay could not repeat. Return the tensor from the step and read it outside, "
+            "or print it in each run with isoshard.torch_bridge.print('{}', tensor); for a Python "
+            f"branch, use torch.where.{_ANOMALY * is_anomaly_enabled()}"
         )
         raise self.error
 

@@ -67,6 +67,7 @@ class Replay:
         checks: checks of lifted floats, and the floats of each.
         deferred: new tensors that are checked after the run, and the check.
         changed_arguments: the arguments whose metadata the step changes, and the new metadata.
+        printed: the lines that it prints, and which of the new tensors are in each.
     """
 
     plan: program.CompileRequest
@@ -89,6 +90,7 @@ class Replay:
     checks: list[tuple[Check, list[Any]]]
     deferred: list[tuple[int, CountCheck]]
     changed_arguments: list[tuple[int, TensorMetadata]]
+    printed: list[tuple[Any, list[int]]]
 
     def __post_init__(self) -> None:
         """Precompute what all runs share."""
@@ -174,6 +176,8 @@ class Replay:
             self._drop(call)
         for index, error_of in self.deferred:
             defer(new_tensors[index], error_of)
+        for line, indices in self.printed:
+            line.show([new_tensors[index] for index in indices])
         return leaves[0] if self._is_leaf else pytree.tree_unflatten(leaves, self._structure)
 
     def _drop(self, call: CallTensors) -> None:

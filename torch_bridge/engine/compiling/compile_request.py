@@ -41,7 +41,7 @@ class CompileRequest:
         blocks: as of `Program`; known once the plan has been traced.
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
-        notes: lines and names of its entries while it is traced; not in the key.
+        notes: origins and names of its entries, for what is traced of it; not in the key.
         moved: how many of its lifted floats are places of views; see `dynamic_indices`.
     """
 
@@ -96,6 +96,8 @@ class CompileRequest:
                 for entry, is_used in zip(self.program, used, strict=True)
                 if is_used
             ),
+            notes=self.notes
+            and self.notes.chosen([n for n, is_used in enumerate(used) if is_used]),
             leaves=tuple([index_of[slot] for slot in self.leaves]),
             live=tuple([index_of[slot] for slot in self.live]),
         )
@@ -131,4 +133,5 @@ def request_of(tape: Tape) -> CompileRequest:
         len(tape.words),
         len(tape.scalars),
         frozenset(tape.recipes),
+        notes=Notes(tape.origins()),
     )

@@ -114,9 +114,11 @@ def _taking(
     floats: list[Any] = []
     slot = taken = passed = 0
     recipes: set[Recipe] = set()
+    sources: list[int] = []  # of each entry of the new plan, the one of the old plan
     for index, entry in enumerate(plan.program):
         if not isinstance(entry[0], int):
             entries.append(entry)
+            sources.append(index)
             slots.append(slot)
             slot += 1
             continue
@@ -134,6 +136,7 @@ def _taking(
         for recipe in chain:
             recipes.add(recipe)
             entries.append((recipe.id, *inputs))
+            sources.append(index)
             inputs = [slot]
             slot += recipe.count
         slots += range(slot - chain[-1].count, slot)
@@ -145,6 +148,7 @@ def _taking(
         lifted=len(floats),
         recipes=frozenset(recipes),
         moved=len(moved),
+        notes=plan.notes and plan.notes.chosen(sources),
     )
     return new, floats
 

@@ -61,10 +61,15 @@ class EquationTemplate(NamedTuple):
 
 
 class TemplateWriter:
-    """Traces templates, and writes equations."""
+    """Traces templates, and writes equations.
+
+    Attributes:
+        scope: the name scope of what is written.
+    """
 
     def __init__(self) -> None:
         """Nothing is written at first."""
+        self.scope = ""
         self._aval_ids: dict[Any, int] = {}
         self._avals: list[Any] = []
         self._written: list[JaxprEqn] = []
@@ -95,13 +100,18 @@ class TemplateWriter:
         return EquationTemplate(jaxpr.invars, equations, results)
 
     def write(self, template: EquationTemplate, values: Sequence[TracedAtom]) -> list[TracedAtom]:
-        """Write the equations of a template once more."""
+        """Write the equations of a template once more, in the scope of `scope`."""
         names = dict(zip(template.inputs, [value.atom for value in values], strict=True))
         for eqn in template.equations:
             read = substituted(eqn.invars, names)
             outvars = [Var(variable.aval) for variable in eqn.outvars]
             names.update(zip(eqn.outvars, outvars, strict=True))
-            self._written.append(eqn.replace(invars=read, outvars=outvars))
+            written = eqn.replace(invars=read, outvars=outvars)
+            if self.scope:
+                source = eqn.source_info
+                stack = source.name_stack.extend(self.scope)
+                written = written.replace(source_info=source.replace(name_stack=stack))
+            self._written.append(written)
         atoms = substituted([result.atom for result in template.results], names)
         return [
             TracedAtom(atom, result.aval)

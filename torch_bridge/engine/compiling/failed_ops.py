@@ -99,7 +99,9 @@ def mark_failed(
         return False
     lost = _dependents(plan.program, index)
     values = [tape.value(slot) for slot in plan.live if slot in lost]
-    _explain(error, plan.program[index])
+    if not isinstance(error, FloatingPointError):  # explained where it was raised
+        explain(error, plan, index, "; what does not depend on it is computed")
+    _drop_frames(error)
     failed = FailedOps(error)
     for value in values:
         if value is not None:
@@ -154,13 +156,21 @@ def _dependents(entries: Sequence[Any], index: int) -> set[int]:
     return lost
 
 
-def _explain(error: Exception, entry: Any) -> None:
-    """Name the operation, and drop the references of the frames."""
-    recipe = RECIPES[entry[0]]
-    error.add_note(
-        f"in the operation {recipe.name}, first recorded at {recipe.line}; what does not depend "
-        "on it is computed"
-    )
+def explain(error: Exception, plan: CompileRequest, index: int, rest: str = "") -> None:
+    """Name the operation at fault in an error: its module, and the lines of user code."""
+    entry = plan.program[index]
+    if not isinstance(entry[0], int):
+        shape, dtype = entry
+        error.add_note(f"it is in an input of the program, of shape {shape} and dtype {dtype}")
+        return
+    recipe, origins = RECIPES[entry[0]], () if plan.notes is None else plan.notes.origins
+    origin = origins[index] if index < len(origins) else None
+    where = f"first recorded at {recipe.line}" if origin is None else str(origin)
+    error.add_note(f"in the operation {recipe.name}, {where}{rest}")
+
+
+def _drop_frames(error: Exception) -> None:
+    """Drop the references of the frames."""
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
         error.__traceback__ = trace.tb_next  # without the frame that is running

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from isoshard.core.layout.offload import is_on_host, to_device_after
 from isoshard.core.runtime.shard_map_axes import checked_axes
-from isoshard.core.traced import source_lines
+from isoshard.torch_bridge.engine.recording.origins import Origin
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.lowerings.cse import shared_program
 
@@ -23,35 +23,45 @@ from .rewrites import Rewriter
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """Source lines and names that a plan attaches to the program of a tape.
+    """Origins and names that are attached to the program of a tape.
 
     Attributes:
-        lines: of each entry the line of user code that it comes from; "" where none is known.
+        origins: where each entry comes from; None where it is not known.
         names: names for the values of some slots, innermost first, and the shape in which each is
             seen there.
     """
 
-    lines: Sequence[str] = ()
+    origins: Sequence[Origin | None] = ()
     names: Mapping[int, Mapping[str, tuple[int, ...]]] = dataclasses.field(
         default_factory=dict[int, Mapping[str, tuple[int, ...]]]
     )
 
     def at(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        """Context in which what JAX traces comes from the line of an entry."""
-        line = self.lines[index] if index < len(self.lines) else ""
-        if not line:
-            return contextlib.nullcontext()
-        return jax.named_scope(source_lines.scope_of(line))
+        """Context in which what JAX traces has the scope of an entry."""
+        scope = self.scope(index)
+        return jax.named_scope(scope) if scope else contextlib.nullcontext()
+
+    def scope(self, index: int) -> str:
+        """The name scope of an entry; "" if its origin is not known."""
+        origin = self.origins[index] if index < len(self.origins) else None
+        return "" if origin is None else origin.scope
 
     def of_slots(self, entries: Sequence[Any], slots: Sequence[int]) -> Notes:
-        """The lines of the entries that make some slots, in their order."""
-        if not self.lines:
+        """The origins of the entries that make some slots, in their order."""
+        if not self.origins:
             return Notes()
         counts = [RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
-        lines = [
-            line for line, count in zip(self.lines, counts, strict=False) for _ in range(count)
+        origins = [
+            origin
+            for origin, count in zip(self.origins, counts, strict=False)
+            for _ in range(count)
         ]
-        return Notes([lines[slot] if slot < len(lines) else "" for slot in slots])
+        return Notes([origins[slot] if slot < len(origins) else None for slot in slots])
+
+    def chosen(self, indices: Sequence[int]) -> Notes:
+        """The notes of some entries; names are of slots, and go."""
+        origins = self.origins
+        return Notes([origins[index] if index < len(origins) else None for index in indices])
 
     def all_named(self, env: Env, results: list[Any]) -> list[Any]:
         """The next results of a program, those under their names that have any.
@@ -94,7 +104,7 @@ def interpret(
         inputs: a value for each entry that is an input.
         scalars: the lifted floats, in order of use.
         keys: a PRNG key for each entry that draws.
-        notes: lines and names of entries and slots.
+        notes: origins and names of entries and slots.
     """
     with shared_program():
         return _computed(entries, needed, inputs, scalars, keys, notes or _NO_NOTES)
@@ -215,13 +225,18 @@ def entry_index(error: Exception) -> int | None:
     return getattr(error, _ENTRY_INDEX, None)
 
 
+def set_entry_index(error: Exception, index: int) -> None:
+    """Declare the entry at fault."""
+    setattr(error, _ENTRY_INDEX, index)
+
+
 @contextlib.contextmanager
 def at_entry(index: int) -> Iterator[None]:
     """Context of an entry's computation: errors get its index."""
     try:
         yield
     except Exception as error:
-        setattr(error, _ENTRY_INDEX, index)  # the outermost program sets it last
+        set_entry_index(error, index)  # the outermost program sets it last
         raise
 
 

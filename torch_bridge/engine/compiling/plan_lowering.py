@@ -54,8 +54,13 @@ def traced_in(
     plan: CompileRequest, arrays: Sequence[Any], *, keep_unused: bool
 ) -> jax.stages.Traced:
     """A plan as a jaxpr; to be called inside `tracing`."""
-    function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
+    function = jax.jit(traceable(plan), donate_argnums=donatable(plan), keep_unused=keep_unused)
     return function.trace(*arrays, *extra_inputs(plan))
+
+
+def donatable(plan: CompileRequest) -> tuple[int, ...]:
+    """The inputs that a plan's program overwrites; none where its results are checked."""
+    return () if plan.settings.checked else plan.donated
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ that have no references left are donated: their memory becomes the outputs'.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import threading
@@ -40,9 +41,11 @@ from isoshard.torch_bridge.engine.values.value import (
 from . import recompile_reasons
 from .compile_request import Blocks, CompileRequest, request_of
 from .dynamic_indices import with_dynamic_indices
-from .failed_ops import is_of_an_operation, mark_failed
+from .failed_ops import explain, is_of_an_operation, mark_failed
 from .input_placement import place
+from .interpreting import set_entry_index
 from .interrupts import Uninterrupted
+from .nan_search import first_nan
 from .padded_blocks import padded, wrapped
 from .plan_lowering import lowered
 from .result_meshes import coarser_sharding, result_layouts
@@ -64,6 +67,7 @@ class Program:
         unnamed: the results whose layout is no `NamedSharding`: JAX 0.9's XLA splits by parts of
             an axis.
         arrangement: of a program with equal layers as loops, see `rolled_plan`.
+        starts: when it was run, the latest times, by `time.perf_counter`.
     """
 
     compiled: Any
@@ -76,6 +80,9 @@ class Program:
     calls_host: bool = False
     unnamed: tuple[int, ...] = ()
     arrangement: Any = None
+    starts: collections.deque[float] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=65)
+    )
     _uploaded: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
         default_factory=dict
     )
@@ -172,6 +179,7 @@ def execute(tape: Tape, only: Value | None = None) -> None:
     tape.check_execution()
     if tape is recorder():
         regions.check(tape)
+    tape.remember()
     with _EXECUTING:
         _execute(tape, only)
 
@@ -237,6 +245,8 @@ def _computed(tape: Tape, only: Value | None) -> bool:
         return False
     if only is None:
         tape.forget()
+        while tape.printed:
+            tape.printed.pop(0).show()
     return True
 
 
@@ -445,8 +455,17 @@ def run(
     # What runs on one device waits for no other device.
     with serialize_virtual.turn if program.several else _ALONE as note:
         started = time.perf_counter()
+        program.starts.append(started)
         with jax.enable_x64(True):  # for floats that the call brings along
-            computed = program.compiled(*arrays, floats, seeds)
+            try:
+                computed = program.compiled(*arrays, floats, seeds)
+            except Exception as error:
+                if not plan.settings.checked or "FloatingPoint" not in type(error).__name__:
+                    raise
+                # JAX's own class for it is none of Python's, and private.
+                checked = FloatingPointError(f"invalid value ({error.args[-1]}) in a result")
+                _name_operation(checked, plan, arrays, floats, seeds)
+                raise checked from None
         if program.calls_host:  # what Python raises is to be known now
             jax.block_until_ready(computed)
         note(computed)
@@ -464,6 +483,31 @@ def run(
     for watch in WATCHING:
         watch(program, plan)
     return results
+
+
+def _name_operation(
+    error: FloatingPointError, plan: CompileRequest, arrays: Sequence[jax.Array], *extra: Any
+) -> None:
+    """Note in an error of `jax_debug_nans` which operation is at fault.
+
+    Args:
+        error: of a program's results.
+        plan: what was run.
+        arrays: its inputs.
+        extra: lifted floats and random words.
+    """
+    if first_donated(arrays) is not None:
+        error.add_note(
+            "the program was compiled before jax_debug_nans was set, and has overwritten its "
+            "inputs; set it before the first call to learn which operation is at fault"
+        )
+        return
+    index = first_nan(plan, arrays, *extra, lambda *args: build(*args).compiled)
+    if index is None:
+        return
+    if isinstance(plan.program[index][0], int):
+        set_entry_index(error, index)
+    explain(error, plan, index)
 
 
 _ALONE = contextlib.nullcontext(lambda results: None)

@@ -162,6 +162,8 @@ def _difference(plan: Any, earlier: Any) -> str:
         now, before = plan.settings, earlier.settings
         if now.matmul != before.matmul:
             return f"matmul precision {now.matmul}, before {before.matmul}"
+        if now.checked != before.checked:
+            return "jax_debug_nans or jax_debug_infs was set"
         return f"excess precision {now.excess}, before {before.excess}"
     if plan.live != earlier.live:
         return "other results are kept alive"

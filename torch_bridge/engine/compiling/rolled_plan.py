@@ -32,6 +32,7 @@ from .loop_copies import loop_copies
 from .loop_layouts import boundary_layouts, stacked_layout
 from .padded_blocks import has_blocks
 from .plan_lowering import (
+    donatable,
     extra_inputs,
     layouts_in,
     note_traced,
@@ -159,7 +160,7 @@ def _compiled(
     def lower() -> jax.stages.Lowered:
         function = jax.jit(
             _joined(plan, rolled_step, arrangement),
-            donate_argnums=arrangement.plan.donated,
+            donate_argnums=donatable(arrangement.plan),
             keep_unused=True,
         )
         structs = [_struct(input_, arrays) for input_ in arrangement.inputs]

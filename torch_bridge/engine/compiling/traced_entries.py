@@ -7,12 +7,14 @@ read has equal shapes and dtypes, and what a rewrite (`rewrites.py`, `image_layo
 is of the same make. Of an operator on lists each kind of element is traced once.
 
 The program is the one that `plan_lowering.computed` gives, but for what several entries have in
-common (`lowerings/cse.py`): here each computes it. Plans with notes, or with inputs that rest in
-the memory of the host, are not traced like that.
+common (`lowerings/cse.py`): here each computes it. An entry has the name scope of its notes, with
+`*` for the number of its layer, as equal layers become one. Plans with names for slots, or with
+inputs that rest in the memory of the host, are not traced like that.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -99,11 +101,13 @@ class _Entries:
             taken = [next(floats) for _ in range(recipe.lifted)]
             taken += [next(words)] if recipe.random else []
             if is_needed:
+                self.writer.scope = "" if plan.notes is None else any_layer(plan.notes.scope(index))
                 with at_entry(index):
                     self._write_entry(recipe, entry, taken)
             else:
                 self._slots += [_NOTHING] * recipe.count
             self._makers += [(recipe, entry)] * recipe.count
+        self.writer.scope = ""
 
     def _write_entry(
         self, recipe: Recipe, entry: Sequence[int], taken: Sequence[TracedAtom]
@@ -210,6 +214,19 @@ class _Entries:
             self._kinds[key] = self.writer.traced(isoshard_result, atoms), []
         (result,) = self.writer.write(self._kinds[key][0], atoms)
         return result.atom
+
+
+def any_layer(scope: str) -> str:
+    """A scope with `*` for the numbers in the paths of modules.
+
+    Example:
+        >>> any_layer("backward/Net/layers.12.mlp/train.py:3 (step)")
+        'backward/Net/layers.*.mlp/train.py:3 (step)'
+    """
+    return _NUMBER.sub("*", scope)
+
+
+_NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
 
 
 def _avals(atoms: Sequence[TracedAtom | None]) -> tuple[int | None, ...]:

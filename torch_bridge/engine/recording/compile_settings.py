@@ -1,10 +1,10 @@
 """Settings that are part of a compiled program, and so of the key it is found under.
 
 >>> current()
-Settings(matmul=None, excess=False)
+Settings(matmul=None, excess=False, checked=False)
 >>> with jax.default_matmul_precision("highest"), excess_precision():
 ...     current()
-Settings(matmul='highest', excess=True)
+Settings(matmul='highest', excess=True, checked=False)
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ class Settings(NamedTuple):
     Attributes:
         matmul: the precision of matrix products and convolutions.
         excess: whether the compiler may leave out roundings to bfloat16 and float16.
+        checked: whether JAX looks for NaN or infinity in the results: inputs then outlive the
+            program, so that the operation can be searched (`nan_search`).
     """
 
     matmul: Any
     excess: bool
+    checked: bool
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -43,8 +46,9 @@ class Settings(NamedTuple):
 
 def current() -> Settings:
     """The present settings."""
-    precision = jax.config.jax_default_matmul_precision
-    return Settings(precision, _EXCESS.get())
+    config = jax.config
+    checked = bool(config.jax_debug_nans or config.jax_debug_infs)
+    return Settings(config.jax_default_matmul_precision, _EXCESS.get(), checked)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Recorder:
         failed: it could not be executed as a whole.
         plans: what is recorded is looked at, and never executed.
         refusal: the error of reading a value in code that JAX traces; None elsewhere.
-        line_of_user: gives the line of user code that runs now; None without one.
+        noted: the `OriginLog` of what is recorded here; None without one.
     """
 
     __slots__ = ("__weakref__", "capture", "log", "mark", "opened", "regions", "source")
@@ -51,7 +51,7 @@ class Recorder:
     failed = False
     plans = False
     refusal: str | None = None
-    line_of_user: Callable[[], str] | None = None
+    noted: Any = None
 
     def __init__(self) -> None:
         """Nothing is noted, and nothing rejected."""

@@ -21,10 +21,12 @@ from isoshard.torch_bridge.engine.values import sharding_ids as layouts
 from isoshard.torch_bridge.engine.values.unify_meshes import differently_numbered, unified
 from isoshard.torch_bridge.engine.values.value import Taken, Value
 
-from . import random_state
+from . import random_state, recorded_programs
 from .immediate import Immediate, immediately, is_tracing, takes_constants
+from .origins import Origin, OriginLog, origin
 from .recipes import RECIPES, Recipe
 from .recorded_constants import constant_of
+from .recorded_programs import RecordedProgram
 from .recorder import Recorder, execute, materialize, recorder, replace, wire_new
 
 __all__ = [
@@ -65,6 +67,12 @@ class Tape(Recorder):
         error: what the first of its operations that failed has raised; see `failed_ops`.
         devices: the devices of the mesh that its inputs are on, in order; empty while none is.
         lock: locked while an entry is added, and while it is decided what is computed.
+        expected: the entries of the program that it seems to repeat; while there are such, an
+            operation that is among them is not looked at.
+        expected_count: how many; -1 if every operation is looked at.
+        repeated: that program; None once an operation differs.
+        printed: what to print once it is executed; see `printing.Printed`.
+        noted: where its operations come from; None of one that repeats a program throughout.
     """
 
     __slots__ = (
@@ -73,12 +81,17 @@ class Tape(Recorder):
         "devices",
         "done",
         "error",
+        "expected",
+        "expected_count",
         "failed",
         "leaves",
         "lock",
         "marks",
+        "noted",
+        "printed",
         "program",
         "recipes",
+        "repeated",
         "scalars",
         "slots",
         "words",
@@ -99,6 +112,11 @@ class Tape(Recorder):
         self.error: Exception | None = None
         self.devices: tuple[Device, ...] = ()
         self.lock = threading.RLock()
+        self.repeated = recorded_programs.newest()
+        self.noted: OriginLog | None = OriginLog()
+        self.printed: list[Any] = []
+        self.expected: tuple[Any, ...] = ()
+        self.expected_count = -1
         self._index_of: dict[Taken | None, int] = {}
         self._views: dict[tuple[int, Any], tuple[int, int]] = {}
 
@@ -128,7 +146,11 @@ class Tape(Recorder):
                         value = Value(None, _UNPLACED, self, len(slots))
                         results.append(value)
                         slots.append(_weakly(value))
-                    self.program.append(tuple(entry))
+                    program = self.program
+                    index, operation = len(program), tuple(entry)
+                    program.append(operation)
+                    if index >= self.expected_count or self.expected[index] != operation:
+                        self._note(index, operation)
                     self.recipes.add(recipe)
                     if scalars:
                         self.scalars += scalars
@@ -144,6 +166,42 @@ class Tape(Recorder):
             settled = [input_ if input_.tape is self else _settled(input_) for input_ in inputs]
             return recorder().record(recipe, settled, scalars)
         return self._on_another_mesh(recipe, inputs, scalars)
+
+    def _note(self, index: int, entry: tuple[int, ...]) -> None:
+        """Note where an operation comes from: as in an earlier program, or by the stack."""
+        noted, earlier = self.noted, self.repeated
+        repeats = earlier is not None and index < len(earlier.entries)
+        if not repeats or (earlier is not None and earlier.entries[index] != entry):
+            before = earlier
+            earlier = None if earlier is None else recorded_programs.beginning_with(self.program)
+            self.repeated = earlier
+            if noted is None and earlier is not None:
+                self._expect(earlier)
+                return
+            if noted is None:
+                noted = self.noted = OriginLog()
+                noted.extend(() if before is None else before.origins[:index])
+                self.expected, self.expected_count = (), -1
+        if noted is not None:
+            noted.pad(index)
+            noted.note(origin(noted) if earlier is None else earlier.origins[index])
+
+    def _expect(self, earlier: RecordedProgram) -> None:
+        """Let operations that are those of an earlier program pass."""
+        self.repeated, self.expected = earlier, earlier.entries
+        self.expected_count = len(earlier.entries)
+
+    def origins(self) -> Sequence[Origin | None]:
+        """Where each of its entries comes from; None for inputs."""
+        if self.noted is None:
+            return () if self.repeated is None else self.repeated.origins[: len(self.program)]
+        self.noted.pad(len(self.program))
+        return self.noted.origins
+
+    def remember(self) -> None:
+        """Keep the origins, for tapes that repeat this one."""
+        if self.repeated is None and self.program and not self.plans:
+            recorded_programs.remember(RecordedProgram(tuple(self.program), tuple(self.origins())))
 
     def forget(self) -> None:
         """Let go of the inputs, after it was executed or if it never will be."""
@@ -247,6 +305,11 @@ class Tape(Recorder):
         new = Tape()
         new.take_over(self)
         new.opened = self.opened
+        if self.repeated is None or not self.program:
+            new.noted = OriginLog(self.noted)  # backward may follow in the next tape
+        elif new.repeated is not None:
+            new.noted = None
+            new._expect(new.repeated)
         return new
 
     def _on_another_mesh(

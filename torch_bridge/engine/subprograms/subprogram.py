@@ -15,6 +15,7 @@ import numpy as np
 
 from isoshard.torch_bridge.engine.compiling.interpreting import Notes, interpret
 from isoshard.torch_bridge.engine.recording import random_state
+from isoshard.torch_bridge.engine.recording.origins import Origin
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values.views import Chain
 
@@ -31,7 +32,7 @@ class Subprogram:
         draws: for each entry that draws, which key it takes; see `SubTrace.draws`.
         scalars: which of the recording's lifted floats it takes.
         recipes: the recipes by the ids in the entries.
-        lines: of each entry the line of user code, where it was requested.
+        origins: where each entry comes from; None for an input.
     """
 
     program: tuple[Any, ...]
@@ -39,7 +40,7 @@ class Subprogram:
     draws: tuple[Any, ...]
     scalars: tuple[int, ...]
     recipes: frozenset[Recipe] = dataclasses.field(repr=False, compare=False)
-    lines: tuple[str, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    origins: tuple[Origin | None, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def run(self, inputs: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
         """Its results, while JAX traces.
@@ -51,7 +52,7 @@ class Subprogram:
         """
         needed = [True] * len(self.program)
         keys = self._keys(key)
-        env = interpret(self.program, needed, inputs, scalars, keys, Notes(self.lines))
+        env = interpret(self.program, needed, inputs, scalars, keys, Notes(self.origins))
         return [env[slot] for slot in self.live]
 
     def _keys(self, key: Any) -> Iterator[Any]:
@@ -72,17 +73,17 @@ def extract(subtrace: SubTrace, inputs: Sequence[int], outputs: Sequence[int]) -
     """
     index_of = {slot: index for index, slot in enumerate(inputs)}
     entries, needed = [], set(outputs) - set(inputs)
-    lines = subtrace.lines or [""] * len(subtrace.program)
-    described = reversed(_described(subtrace))
-    for (entry, first, count, floats, draw), line in zip(described, reversed(lines), strict=False):
+    described = reversed([*zip(_described(subtrace), subtrace.noted.origins, strict=True)])
+    for (entry, first, count, floats, draw), origin in described:
         if needed.isdisjoint(range(first, first + count)):
             continue
-        entries.append((entry, first, count, floats, draw, line))
+        entries.append((entry, first, count, floats, draw, origin))
         needed.update(slot for slot in entry[1:] if slot not in index_of)
     program: list[Any] = [_input(subtrace, slot) for slot in inputs]
-    at, draws, scalars, labels = len(program), [], [], [""] * len(program)
-    for entry, first, count, floats, draw, line in reversed(entries):
-        labels.append(line)
+    at, draws, scalars = len(program), [], []
+    origins: list[Origin | None] = [None] * len(program)
+    for entry, first, count, floats, draw, origin in reversed(entries):
+        origins.append(origin)
         program.append((entry[0], *[index_of[slot] for slot in entry[1:]]))
         for slot in range(first, first + count):
             index_of.setdefault(slot, at + slot - first)
@@ -91,7 +92,7 @@ def extract(subtrace: SubTrace, inputs: Sequence[int], outputs: Sequence[int]) -
         draws += [] if draw is None else [subtrace.draws[draw]]
     live = tuple([index_of[slot] for slot in outputs])
     used = frozenset([RECIPES[entry[0]] for entry, *_ in entries])
-    return Subprogram(tuple(program), live, tuple(draws), tuple(scalars), used, tuple(labels))
+    return Subprogram(tuple(program), live, tuple(draws), tuple(scalars), used, tuple(origins))
 
 
 def needed_slots(

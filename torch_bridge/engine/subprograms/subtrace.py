@@ -36,6 +36,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import HOOK_FIELDS, se
 from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, logged_to, note_constant
+from isoshard.torch_bridge.engine.recording.origins import OriginLog, origin
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES as recipes
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import (
@@ -61,7 +62,7 @@ class SubTrace(Recorder):
         frozen: tensors from around that the code uses and that require none.
         tokens: shape and dtype of each input, by slot.
         recipes: the recipes by the ids in the entries.
-        lines: of each operation the line of user code; empty where it was not requested.
+        noted: where each operation comes from.
         stand_in: gives the tensor that replaces one from around, or None.
         folded: computes a slot that depends on no input, where values are read early.
         axes: of a `jax.shard_map` around, over which the code communicates; those of a subprogram
@@ -73,7 +74,7 @@ class SubTrace(Recorder):
         super().__init__()
         self.opened = True
         self.program: list[Any] = []
-        self.lines: list[str] = []
+        self.noted = OriginLog()
         self.recipes: set[Recipe] = set()
         self.scalars: list[Any] = []
         self.draws: list[int | random_state.Word] = []
@@ -112,7 +113,7 @@ class SubTrace(Recorder):
             self.axes = around.axes if isinstance(around, SubTrace) else set()
         self._ended = False
         self.take_over(around)
-        self.line_of_user = around.line_of_user
+        self.noted.before = around.noted
         self.log = self._touched
         self._before = replace(self)
         self._mark = random_state.DrawnKeys()
@@ -158,8 +159,7 @@ class SubTrace(Recorder):
         self.scalars += scalars
         if recipe.random:
             random_state.take(self)
-        if self.line_of_user is not None:
-            self.lines.append(self.line_of_user())
+        self.noted.note(origin(self.noted))
         return [self._new(entry) for _ in range(recipe.count)]
 
     def view(self, base: Value, chain: Any) -> Value | None:
