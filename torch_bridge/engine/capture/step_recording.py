@@ -19,6 +19,7 @@ import torch
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.common.wrapper_tensors import tree_flatten
 from isoshard.torch_bridge.engine.compiling import failed_ops, program
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -299,7 +300,7 @@ class Recording:
         return Guard(self.reached.sources, skip), TensorGuard(tensors, owners, cleared)
 
     def _store_result(self, result: Any) -> None:
-        leaves, self.structure = pytree.tree_flatten(result)
+        leaves, self.structure = tree_flatten(result)
         detached: dict[int, torch.Tensor] = {}
         for leaf in leaves:
             if isinstance(leaf, lazy_tensor.LazyTensor) and leaf.grad_fn is not None:
