@@ -141,6 +141,9 @@ def test_a_quantized_model_is_sharded_as_the_plan_says(kind, mesh):
     for _ in range(3):
         assert_near(step(iso.shard(X, mesh, P("data"))), want)
     assert iso.metrics.counters()["captures"] == captures + 1
+    marked = kind.quantize(torch.ones(64, 32)).to("jax")
+    assert xs.mark_sharding(marked, mesh, ("model", None)) is marked
+    assert iso.sharding_of(marked).spec == P("model")
     resharded = iso.reshard(model, P("data"))[2].weight
     assert iso.sharding_of(resharded).spec == P("data")
     assert iso.sharding_of(iso.full(resharded)).spec == P()
