@@ -326,7 +326,7 @@ class Torch(Framework):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
             named = expanded(modules.tensors(x)).items()
             return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
-        if is_wrapper(x):
+        if not isinstance(x, XLAShardedTensor) and is_wrapper(x):
             return self._inner_to_jax(x, sharding, copy, name)
         if not isinstance(x, XLAShardedTensor) and is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
@@ -363,7 +363,7 @@ class Torch(Framework):
         is_ours = isinstance(x, XLAShardedTensor)
         if not is_ours and is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, name=name)
-        if is_wrapper(x):
+        if not is_ours and is_wrapper(x):
             raise TypeError(_NO_ARRAY.format(name, type(x).__name__, ", ".join(inner_tensors(x))))
         if x.grad_fn is not None:
             raise CopyError(

@@ -38,7 +38,6 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.core.runtime.uncollected import uncollected
 from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.common.wrapper_tensors import tree_flatten
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.ambient import ambient
@@ -54,6 +53,7 @@ from .replay import Replay
 from .step_gradients import raw_gradient
 from .step_recording import Recording
 from .tensor_guards import gradient_state
+from .wrapper_nodes import tree_flatten
 
 ShardArguments = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """Shards the arguments of one call."""

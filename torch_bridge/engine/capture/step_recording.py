@@ -19,7 +19,6 @@ import torch
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.common.wrapper_tensors import tree_flatten
 from isoshard.torch_bridge.engine.compiling import failed_ops, program
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -40,6 +39,7 @@ from .side_effects import FloatInputs, Rebinding, SideEffects, TrainingState, gr
 from .step_gradients import ClearedGradients, has_gradient, raise_in_backward
 from .tensor_guards import MetadataLog, TensorGuard, TensorMetadata
 from .tracing_flag import compiling
+from .wrapper_nodes import tree_flatten
 
 _NO_VALUE = (
     "this tensor was computed in a call of a compiled step that raised, and so has no value. "
