@@ -15,7 +15,7 @@ from tools import hops
 MOST = {
     "x + y": 6,
     "xs.sync()": 21,
-    "step(x)": 19,
+    "step(x)": 18,
     "iso.shard(module)": 18,
     "iso.to_jax(t)": 9,
     "iso.save(module)": 15,
