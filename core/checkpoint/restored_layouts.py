@@ -128,7 +128,7 @@ def _by_plan(
     """Shardings as `shard` would choose them; an optimizer's state follows its parameters."""
     by_name = {slot.name: slot for slot in slots}
     shardings: dict[str, NamedSharding] = {}
-    arrays, modules = {}, []
+    arrays, wrapped, modules = {}, {}, []
     for group in groups:
         if not group.stateful:
             target = by_name[group.name].target
@@ -137,28 +137,39 @@ def _by_plan(
             continue
         if any(part.follows is not None for part in group.parts.values()):
             continue
-        modules.append(group.value)
+        is_array = hasattr(group.value, "shape")  # made of several: see `Within`
+        if is_array:
+            shape = types.SimpleNamespace(shape=tuple(group.value.shape), dtype=None)
+            wrapped[group.name] = shape
+        else:
+            modules.append(group.value)
         targets = {inner: by_name[group.full_name(inner)].target for inner in group.parts}
         blocks = {
             inner: _plan_leaf(target, mesh)
             for inner, target in targets.items()
             if target is not None and isinstance(target.destination, BlockLayout)
         }
-        resolved = {**plan.resolve(group.value, mesh).shardings}
+        if is_array:
+            resolved = {"": plan.resolve({group.name: shape}, mesh).shardings[group.name]}
+        else:
+            resolved = {**plan.resolve(group.value, mesh).shardings}
         resolved |= plan.resolve(blocks, mesh).shardings if blocks else {}
-        by_array = {
-            id(group.parts[name].value): at for name, at in resolved.items() if name in targets
-        }
-        for (
-            inner,
-            part,
-        ) in group.parts.items():  # a plan names tied arrays once, random keys not at all
+        by_array = {}  # a plan names tied arrays once, random keys not at all
+        for inner, part in group.parts.items():
+            sharding = resolved.get(inner if part.within is None else part.within.name)
+            if sharding is not None:
+                by_array[id(part.value)] = (
+                    sharding if part.within is None else part.within.fit(sharding)
+                )
+        for inner, part in group.parts.items():
             if targets[inner] is not None:
-                tied = by_array.get(id(part.value), NamedSharding(mesh, P()))
-                shardings[group.full_name(inner)] = resolved.get(inner, tied)
+                replicated = NamedSharding(mesh, P())
+                shardings[group.full_name(inner)] = by_array.get(id(part.value), replicated)
     if arrays:
         shardings.update(plan.resolve(arrays, mesh).shardings)
-    warn_unused(plan, *modules, {name: leaf for name, leaf in arrays.items() if name})
+    warn_unused(
+        plan, *modules, {name: leaf for name, leaf in {**arrays, **wrapped}.items() if name}
+    )
     return {
         name: _on_mesh(by_name[name], mesh, sharding.spec) for name, sharding in shardings.items()
     }

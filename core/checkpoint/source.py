@@ -17,11 +17,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from isoshard.core.blocks.block_layout import BlockLayout
 
@@ -101,6 +102,19 @@ class Source(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class Within:
+    """The array of a framework that a state is a component of, as quantized numbers and scales are.
+
+    Attributes:
+        name: of that array, as a plan matches it; "" for a leaf of the tree.
+        fit: from the sharding of that array to the component's.
+    """
+
+    name: str
+    fit: Callable[[NamedSharding], NamedSharding]
+
+
+@dataclasses.dataclass(frozen=True)
 class NamedState:
     """The state of a module or optimizer under one name.
 
@@ -109,10 +123,12 @@ class NamedState:
             a number, string, None, or tuples and lists of those.
         follows: the array whose sharding this one has, if the two have one shape: of an
             optimizer's state the parameter.
+        within: the array that this one is a component of, or None.
     """
 
     value: Any
     follows: Any = None
+    within: Within | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,11 +41,13 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from ..common.dtypes import logical_dtype, physical_dtype
 from ..common.exchange import shard_to_torch, share_with_cpu, to_numpy
+from ..common.wrapper_tensors import expanded, inner_tensors, is_wrapper, rebuilt
 from ..dtensor import dtensor_exchange as dtensors
 from ..dtensor import dtensor_modules as dtensor_modules
 from ..dtensor import resharding, routes
 from ..dtensor.recognition import check_shardable, has_dtensors, is_dtensor
 from ..layout.array_behind import array_behind, in_layout, users_sharding
+from ..layout.inner_specs import inner_sharding, outer_sharding
 from ..layout.marks import annotated
 from ..layout.widths import for_jax, jax_dtype
 from ..modules import modules
@@ -59,6 +61,10 @@ _HAS_GRAPH = (
     "inputs instead, or pass x.detach()"
 )
 _OWN = "{}: {} of {}, a tensor of its own"
+_NO_ARRAY = (
+    "{} is a {}, which is made of several tensors, {}, and has no one array; take those that "
+    "iso.to_jax(x) returns by name, or x.dequantize(), if its class has that"
+)
 
 
 class Torch(Framework):
@@ -114,7 +120,11 @@ class Torch(Framework):
             modules.layout(x, mesh, spec, name)
             return
         sharding = _sharding(x, mesh, spec, name)
-        if not isinstance(x, XLAShardedTensor) and x.device.type == "cpu":
+        if is_wrapper(x):
+            for key, inner in inner_tensors(x).items():
+                layout = inner_sharding(sharding, tuple(x.shape), tuple(inner.shape))
+                self.check_shard(inner, mesh, layout, copy=copy, name=f"{name or 'tensor'}.{key}")
+        elif not isinstance(x, XLAShardedTensor) and x.device.type == "cpu":
             with jax.enable_x64(True):
                 check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
 
@@ -122,6 +132,8 @@ class Torch(Framework):
         self, x: Any, layout: sharding_ids.Layout, copy: bool | None, name: str
     ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
+        if is_wrapper(x):
+            return self._place_wrapper(x, layout, copy, name)
         if x.grad_fn is not None:
             if isinstance(layout, NamedSharding) and (is_tracing() or is_recording()):
                 return mark_sharding_with_gradients(x, layout.mesh, layout.spec)
@@ -142,6 +154,26 @@ class Torch(Framework):
         else:
             value = Value.of(self.array(x.detach(), layout, copy=copy, name=name))
         return annotated(x, value, layout, tuple(x.shape))
+
+    def _place_wrapper(
+        self, x: torch.Tensor, layout: sharding_ids.Layout, copy: bool | None, name: str
+    ) -> torch.Tensor:
+        """A wrapper of tensors that are each on the mesh, see `layout.inner_specs`."""
+        if x.grad_fn is not None:
+            raise ShardingError(_HAS_GRAPH.format(name))
+        if not isinstance(layout, NamedSharding):
+            raise ShardingError(
+                f"{name} is a {type(x).__name__}, which is made of several tensors, and blocks of "
+                "given sizes are for one array; shard it evenly, or its tensors one by one"
+            )
+        shape = tuple(x.shape)
+        inner = {
+            key: self.place(
+                tensor, inner_sharding(layout, shape, tuple(tensor.shape)), copy, f"{name}.{key}"
+            )
+            for key, tensor in inner_tensors(x).items()
+        }
+        return rebuilt(x, inner)
 
     def from_local(
         self,
@@ -176,6 +208,8 @@ class Torch(Framework):
             return resharding.reshard(x, mesh, spec)
         if mesh is None:
             mesh = _mesh_of(x)
+        if is_wrapper(x) and not isinstance(spec, NamedSharding | Plan):
+            spec = in_kind(spec, mesh, x.dim(), kind_of(self.sharding_of(x)), "tensor")
         if isinstance(x, XLAShardedTensor) and not isinstance(spec, NamedSharding | Plan):
             spec = in_kind(spec, mesh, x.dim(), kind_of(x.named_sharding), "tensor")
         if isinstance(x, XLAShardedTensor) and isinstance(lazy_tensor.read(x).array, UnevenArray):
@@ -189,6 +223,8 @@ class Torch(Framework):
             raise TypeError("full takes a tensor; for a module use reshard(module, P())")
         if is_dtensor(x):
             return resharding.full(x)
+        if is_wrapper(x):
+            return rebuilt(x, {key: self.full(t) for key, t in inner_tensors(x).items()})
         if not isinstance(x, XLAShardedTensor) or isinstance(lazy_tensor.read(x).array, Tracer):
             return x
         sharding = self.sharding_of(x)  # the compiler has chosen it, if no mark did
@@ -212,7 +248,9 @@ class Torch(Framework):
     def elements(self, x: Any) -> dict[str, Any]:
         """A tensor's memory, or that of each in a module; of optimizers nothing."""
         if isinstance(x, torch.nn.Module):
-            return {name: _memory(tensor) for name, tensor in modules.tensors(x)}
+            return {n: _memory(tensor) for n, tensor in expanded(modules.tensors(x)).items()}
+        if is_wrapper(x):
+            return {name: _memory(tensor) for name, tensor in inner_tensors(x).items()}
         return {"": _memory(x)} if isinstance(x, torch.Tensor) else {}
 
     def forward_hooks(self, x: Any) -> list[dict[int, Any]]:
@@ -227,6 +265,10 @@ class Torch(Framework):
             return {name: self.sharding_of(tensor) for name, tensor in modules.tensors(x)}
         if is_dtensor(x):
             return dtensors.sharding_of(x)
+        if is_wrapper(x):
+            largest = max(inner_tensors(x).values(), key=torch.Tensor.numel)
+            layout = self.sharding_of(largest)
+            return outer_sharding(layout, tuple(x.shape), tuple(largest.shape))
         if not isinstance(x, XLAShardedTensor):
             raise ShardingError(
                 f"a tensor on {x.device} has no sharding; shard it with "
@@ -274,6 +316,7 @@ class Torch(Framework):
     ) -> Any:
         """The same values in JAX: for `jax` tensors the very array, for others through DLPack.
 
+        A wrapper gives a dictionary, the arrays of the tensors that it is made of.
         64 bits are 32 in JAX, unless it has them on or `dtype` says otherwise: see `layout.widths`.
         """
         if isinstance(x, torch.optim.Optimizer):
@@ -281,8 +324,10 @@ class Torch(Framework):
         if isinstance(x, torch.nn.Module):
             if has_dtensors(x):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
-            named = modules.tensors(x)
+            named = expanded(modules.tensors(x)).items()
             return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
+        if not isinstance(x, XLAShardedTensor) and is_wrapper(x):
+            return self._inner_to_jax(x, sharding, copy, name)
         if not isinstance(x, XLAShardedTensor) and is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
         if is_distributed() and distributed_state.num_processes > 1:
@@ -291,6 +336,18 @@ class Torch(Framework):
         if dtype is None and array.dtype.itemsize < 8:
             return array  # only 64 bits have another dtype in JAX
         return for_jax(array, dtype, copy=copy, name=name)
+
+    def _inner_to_jax(
+        self, x: torch.Tensor, sharding: Any, copy: bool | None, name: str
+    ) -> dict[str, Any]:
+        """The arrays of a wrapper's tensors; `sharding` is the wrapper's."""
+        arrays = {}
+        for key, tensor in inner_tensors(x).items():
+            layout = sharding
+            if isinstance(sharding, NamedSharding):
+                layout = inner_sharding(sharding, tuple(x.shape), tuple(tensor.shape))
+            arrays[key] = self.to_jax(tensor, layout, copy=copy, name=f"{name}.{key}")
+        return arrays
 
     def array(
         self, x: Any, sharding: Any = None, *, copy: bool | None = None, name: str = "tensor"
@@ -306,6 +363,8 @@ class Torch(Framework):
         is_ours = isinstance(x, XLAShardedTensor)
         if not is_ours and is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, name=name)
+        if not is_ours and is_wrapper(x):
+            raise TypeError(_NO_ARRAY.format(name, type(x).__name__, ", ".join(inner_tensors(x))))
         if x.grad_fn is not None:
             raise CopyError(
                 f"{name} was computed from tensors that require grad, and JAX would not see the "
@@ -324,12 +383,13 @@ class Torch(Framework):
         if isinstance(x, torch.optim.Optimizer):
             raise WeightError(weight_axes.NO_OPTIMIZER.format(type(x).__name__))
         read = self.array if exact else self.to_jax
-        saved = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
+        state = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
+        saved = expanded(state)
         return {
             name: read(t)
             if t.device.type != "meta"
             else jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(physical_dtype(t.dtype)))
-            for name, t in modules.tensors(x)
+            for name, t in expanded(modules.tensors(x)).items()
             if name in saved
         }
 
@@ -379,8 +439,8 @@ def _sharding(x: Any, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
 
 
 def _mesh_of(x: Any) -> Any:
-    tensors = [t for _, t in modules.tensors(x)] if isinstance(x, torch.nn.Module) else [x]
-    for tensor in tensors:
+    named = modules.tensors(x) if isinstance(x, torch.nn.Module) else [("", x)]
+    for tensor in expanded(named).values():
         if isinstance(tensor, XLAShardedTensor) and tensor.mesh is not None:
             return tensor.mesh
     return ambient_mesh("iso.reshard(x, mesh, spec)")

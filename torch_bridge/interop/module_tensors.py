@@ -11,6 +11,7 @@ import torch
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.torch_bridge.common.wrapper_tensors import expanded, joined
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
@@ -53,13 +54,14 @@ def replacements(
     A tensor over the memory of a larger one becomes a view of the larger one's replacement, so that
     writes show in both; its own array is ignored.
     """
-    bases = _bases(tensors)
-    new = {name: take(array, like=tensors[name]) for name, array in arrays.items()}
+    inner = expanded(tensors)
+    bases = _bases(inner)
+    new = {name: take(array, like=inner[name]) for name, array in arrays.items()}
     for name, (base, offset) in bases.items():
         if name in new and base in new:
-            tensor = tensors[name]
+            tensor = inner[name]
             new[name] = new[base].as_strided(tensor.shape, tensor.stride(), offset)
-    return new
+    return joined(tensors, new)
 
 
 def _bases(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:

@@ -45,6 +45,7 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common.argument_types import PyTree
 from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.torch_bridge.common.wrapper_tensors import expanded
 from isoshard.torch_bridge.engine.capture.assemble import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
@@ -70,7 +71,8 @@ class JaxFunction:
 
     Attributes:
         params: the module's parameters and buffers by name, as JAX arrays that share the module's
-            buffers; empty for a plain function.
+            buffers; empty for a plain function. Of a tensor that is made of others, such as a
+            quantized weight, those: `weight.qdata`, `weight.scale`.
 
     Example:
         >>> f = jax_function(torch.nn.Linear(3, 2))
@@ -149,7 +151,7 @@ class JaxFunction:
                 raise TypeError(
                     f"the function of {self._name} takes the module's arrays first: f(f.params, x)"
                 )
-            tensors = dict(modules.tensors(self.__wrapped__))
+            tensors = expanded(modules.tensors(self.__wrapped__))
             _check(params, tensors, f"params of {self._name}", "params")
             module_tensors.check(params, tensors, f"params of {self._name}")
             return self._cross(self._of_module, (params, args, kwargs), rng)
@@ -189,13 +191,14 @@ class JaxFunction:
         self._check_rng(rng)
         _check_names(self.__wrapped__, params, "parameters")
         _check_names(self.__wrapped__, buffers, "buffers")
-        tensors = dict(modules.tensors(self.__wrapped__))
+        tensors = expanded(modules.tensors(self.__wrapped__))
         module_tensors.check({**params, **buffers}, tensors, f"params and buffers of {self._name}")
 
         def code(arguments: Any, take: Take) -> Any:
             tensors: dict[str, Any] = {}
             result = self._of_module(arguments, take, tensors)
-            return result, {name: tensors[name] for name in buffers}
+            after = expanded(tensors)
+            return result, {name: after[name] for name in buffers}
 
         as_before = {name: like_argument(buffer) for name, buffer in buffers.items()}
         return self._cross(code, ({**params, **buffers}, args, kwargs), rng, as_before)
@@ -275,7 +278,9 @@ class JaxFunction:
 
     def _named(self, method: str) -> list[tuple[str, torch.Tensor]]:
         module = self.__wrapped__
-        return list(getattr(module, method)()) if isinstance(module, torch.nn.Module) else []
+        if not isinstance(module, torch.nn.Module):
+            return []
+        return list(expanded(getattr(module, method)()).items())
 
     def _arrays(self, named: list[tuple[str, torch.Tensor]]) -> dict[str, jax.Array]:
         empty = [name for name, tensor in named if tensor.is_meta]
@@ -340,7 +345,7 @@ def _as_tensors(arguments: Any, take: Take) -> Any:
 
 
 def _check_names(module: torch.nn.Module, arrays: Any, kind: str) -> None:
-    names = [name for name, _ in getattr(module, f"named_{kind}")()]
+    names = expanded(getattr(module, f"named_{kind}")())
     _check(arrays, names, f"{kind} of {type(module).__name__}", kind)
 
 

@@ -2,7 +2,8 @@
 
 torch traces their functions with dynamo, and passes graphs with the tensors that these take. Each
 operator becomes JAX's operation of that name, as one entry of the tape: nothing is read on the
-host, also where the number of steps depends on values.
+host, also where the number of steps depends on values. `out_dtype`, another operator over an
+operator, is a product of int8 in int32.
 
 >>> import torch, isoshard.torch_bridge
 >>> from torch._higher_order_ops import while_loop
@@ -66,7 +67,21 @@ def register() -> None:
                 in_python if rule is None else functools.partial(_by_rule, rule, in_python)
             )
             operator.py_impl(XLAShardedTensor)(implementation)
+    operator = getattr(torch.ops.higher_order, "out_dtype", None)
+    if operator is not None:
+        with optional():
+            in_torch = operator.py_kernels[dispatcher.DispatchKey.CompositeExplicitAutograd]
+            operator.py_impl(XLAShardedTensor)(functools.partial(_with_out_dtype, in_torch))
     after_import(higher_order_ops.DYNAMO, _teach_dynamo)
+
+
+def _with_out_dtype(in_torch: Any, operator: Any, dtype: torch.dtype, *args: Any) -> Any:
+    """`out_dtype(mm, int32, a, b)`: a product of int8 as one; anything else in torch's widths."""
+    factors = [arg.dtype for arg in args if isinstance(arg, torch.Tensor)]
+    if operator is torch.ops.aten.mm.default and factors == [torch.int8] * 2:
+        if dtype is torch.int32:
+            return torch.ops.aten._int_mm.default(*args)
+    return in_torch(operator, dtype, *args)
 
 
 def _counted(name: str, in_python: Any, *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ _FAMILIES = (
     "matmul",
     "quantization",
     "grouped",
+    "scaled_products",
     "linalg",
     "spectral",
     "ldl",

@@ -14,7 +14,7 @@ import torch
 from .registry import lower
 
 
-def _shape(
+def grouped_shape(
     self: torch.Tensor,
     mat2: torch.Tensor,
     offs: torch.Tensor | None = None,
@@ -31,14 +31,15 @@ def _shape(
     return self.new_empty(size, dtype=out_dtype or self.dtype)
 
 
-@lower("aten::_grouped_mm", meta=_shape)
-def _grouped_mm(
+@lower("aten::_grouped_mm", meta=grouped_shape)
+def grouped_mm(
     self: jax.Array,
     mat2: jax.Array,
     offs: jax.Array | None = None,
     bias: jax.Array | None = None,
     out_dtype: np.dtype | None = None,
 ) -> jax.Array:
+    """A product for each group of rows; see the module's description."""
     if bias is not None:
         raise NotImplementedError(
             "aten::_grouped_mm with a bias has no lowering; add the bias of each row afterwards"
@@ -62,7 +63,7 @@ def _grouped_mm(
 # What transformers takes for experts while `torch.compiler.is_compiling()`, instead of torch's.
 @lower("transformers::grouped_mm_fallback")
 def _grouped_mm_fallback(input: jax.Array, weight: jax.Array, offs: jax.Array) -> jax.Array:
-    return _grouped_mm(input, weight, offs)
+    return grouped_mm(input, weight, offs)
 
 
 @lower("transformers::grouped_mm_fallback_backward")
@@ -70,6 +71,6 @@ def _grouped_mm_fallback_backward(
     input: jax.Array, weight: jax.Array, offs: jax.Array, grad_output: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     return (
-        _grouped_mm(grad_output, weight.swapaxes(1, 2), offs),
-        _grouped_mm(input.T, grad_output, offs),
+        grouped_mm(grad_output, weight.swapaxes(1, 2), offs),
+        grouped_mm(input.T, grad_output, offs),
     )

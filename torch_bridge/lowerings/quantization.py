@@ -1,4 +1,4 @@
-"""Products of quantized matrices with their scales, and rounding to what quantization will keep.
+"""Rounding to what quantization will keep, and products with packed weights.
 
 >>> fake_quantize(jnp.array([0.26, 9.0]), 0.5, 0, -8, 7)
 (Array([0.5, 3.5], dtype=float32), Array([ True, False], dtype=bool))
@@ -10,73 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 
 from .registry import lower
-
-
-def _product(
-    x: torch.Tensor,
-    mat2: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    scale_result: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-) -> torch.Tensor:
-    """The shape, where CPUs take the arguments; torch's meta kernel has the limits of CUDA's."""
-    if x.dim() != 2 or mat2.dim() != 2 or x.shape[1] != mat2.shape[0]:
-        raise ValueError(
-            f"_scaled_mm multiplies matrices (m, k) and (k, n), and got {tuple(x.shape)} and "
-            f"{tuple(mat2.shape)}"
-        )
-    wrong = [str(t.dtype) for t in (x, mat2) if t.dtype not in _FACTORS]
-    if wrong:
-        raise ValueError(
-            f"_scaled_mm multiplies matrices of {', '.join(map(str, _FACTORS))}, and got "
-            f"{' and '.join(wrong)}; quantize first: (x / scale).to(torch.float8_e4m3fn)"
-        )
-    rows, columns = x.shape[0], mat2.shape[1]
-    by_tensor = scale_a.numel() == scale_b.numel() == 1
-    by_row = tuple(scale_a.shape) == (rows, 1) and tuple(scale_b.shape) == (1, columns)
-    if {scale_a.dtype, scale_b.dtype} != {torch.float32} or not (by_tensor or by_row):
-        raise ValueError(
-            f"_scaled_mm takes float32 scales, one for each matrix or ({rows}, 1) and "
-            f"(1, {columns}) for rows and columns; got scale_a {tuple(scale_a.shape)} of "
-            f"{scale_a.dtype} and scale_b {tuple(scale_b.shape)} of {scale_b.dtype}. Scales of "
-            "blocks: multiply dequantized matrices"
-        )
-    if bias is not None and tuple(bias.shape) != (columns,):
-        raise ValueError(f"bias is of shape ({columns},), and got {tuple(bias.shape)}")
-    return x.new_empty(rows, columns, dtype=out_dtype or x.dtype)
-
-
-_FACTORS = (
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
-
-
-@lower("aten::_scaled_mm", meta=_product)
-def scaled_mm(
-    x: jax.Array,
-    mat2: jax.Array,
-    scale_a: jax.Array,
-    scale_b: jax.Array,
-    bias: jax.Array | None = None,
-    scale_result: jax.Array | None = None,
-    out_dtype: np.dtype | None = None,
-    use_fast_accum: bool = False,
-) -> jax.Array:
-    """`(scale_a x) @ (scale_b mat2) + bias` in float32, the form that XLA recognizes for float8."""
-    first = x.astype(jnp.float32) * (scale_a.reshape(()) if scale_a.size == 1 else scale_a)
-    second = mat2.astype(jnp.float32) * (scale_b.reshape(()) if scale_b.size == 1 else scale_b)
-    product = jnp.matmul(first, second, precision=jax.lax.Precision.HIGHEST)
-    return product if bias is None else product + bias.astype(jnp.float32)
 
 
 @lower("aten::_weight_int8pack_mm")

@@ -29,9 +29,11 @@ from isoshard.core.layout.spec import SpecLike, named_sharding, same_layout
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import MeshLike
+from isoshard.torch_bridge.common.wrapper_tensors import inner_tensors, is_wrapper
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.layout import graph_calls, marks
+from isoshard.torch_bridge.layout.inner_specs import inner_sharding
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .mark_errors import MarkSpecError, UnmarkableError
@@ -52,7 +54,8 @@ def mark_sharding(
     is replicated, with a warning, see `uneven`.
 
     Args:
-        t: a tensor, parameter or activation on the `jax` device.
+        t: a tensor, parameter or activation on the `jax` device. Of one that is made of others
+            (a quantized weight), those are marked with the part of the spec that fits them.
         mesh: an `xs.Mesh`, or a `jax.sharding.Mesh`.
         partition_spec: one entry per axis of `t`: an axis index or name of the mesh, None, or a
             tuple of those (first is outermost); also a PartitionSpec.
@@ -74,6 +77,12 @@ def mark_sharding(
         >>> w.partition_spec, w.local_shards[0].data.shape
         (P('x',), torch.Size([2, 6]))
     """
+    if is_wrapper(t) and sizes is None:
+        layout, shape = layout_for(tuple(t.shape), mesh, partition_spec), tuple(t.shape)
+        for inner in inner_tensors(t).values():
+            fitting = inner_sharding(layout, shape, tuple(inner.shape))
+            mark_sharding(inner, fitting.mesh, fitting.spec)
+        return cast(XLAShardedTensor, t)
     t, sharding = checked(t, mesh, partition_spec, "mark_sharding")
     if graph_calls.is_traced(t):
         graph_calls.mark_or_trace(mark_sharding, t, mesh, partition_spec)

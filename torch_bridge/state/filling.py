@@ -28,6 +28,12 @@ from isoshard.core.layout.spec import same_layout
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.common.exchange import from_numpy
+from isoshard.torch_bridge.common.wrapper_tensors import (
+    expanded,
+    inner_tensors,
+    is_wrapper,
+    rebuilt,
+)
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor.array_loading import load_arrays
 from isoshard.torch_bridge.dtensor.recognition import has_dtensors, is_dtensor
@@ -59,7 +65,7 @@ class Filler:
         """Set the values of an object.
 
         Args:
-            x: a module, an optimizer, or a tensor.
+            x: a module, an optimizer, or a tensor, also one made of others.
             values: for each of its leaves an array in the tensor's shape (in host memory in its
                 dtype), or a number, string, ..; for a tensor one, under "".
 
@@ -72,14 +78,18 @@ class Filler:
         if isinstance(x, torch.optim.Optimizer):
             self._optimizer(x, values)
             return x
+        if is_wrapper(x):
+            tensors = inner_tensors(x)
+            return rebuilt(x, {name: self._new(t, values[name]) for name, t in tensors.items()})
         return self._new(x, values[""])
 
     def _module(self, module: torch.nn.Module, values: Mapping[str, Any]) -> None:
         if has_dtensors(module):
             load_arrays(module, values)
             return
-        tensors = module.state_dict(keep_vars=True)
-        replaceable = {id(tensor) for _, tensor in modules.tensors(module)}
+        tensors = expanded(module.state_dict(keep_vars=True))
+        named = dict(modules.tensors(module))
+        replaceable = {id(tensor) for tensor in expanded(named).values()}
         arrays = {name: value for name, value in values.items() if isinstance(value, _ARRAYS)}
         moves = {
             name: value for name, value in arrays.items() if not _can_write(tensors[name], value)
@@ -97,8 +107,13 @@ class Filler:
                     moved[id(old)].grad = grad
         if stacks:
             self._move_stacks(module, stacks)
+        for tensor in filter(is_wrapper, named.values()):
+            inner = inner_tensors(tensor)
+            if any(id(t) in moved for t in inner.values()):
+                components = {name: moved.get(id(t), t) for name, t in inner.items()}
+                moved[id(tensor)] = rebuilt(tensor, components)
         _replace(module, moved)
-        tensors = module.state_dict(keep_vars=True)
+        tensors = expanded(module.state_dict(keep_vars=True))
         in_place = [(tensors[n], v) for n, v in arrays.items() if n not in moves or n in stacks]
         _write(in_place)
         others = {name: value for name, value in values.items() if name not in arrays}
@@ -133,6 +148,18 @@ class Filler:
         params = dtensor_modules.named_params(optimizer)
         shared: dict[str, dict[str, Any]] = {}
         in_place: list[tuple[torch.Tensor, Any]] = []
+        values = dict(values)
+        for owner, param in params.items():
+            state = optimizer.state.get(param, {})
+            for key, old in state.items():
+                if not is_wrapper(old):
+                    continue
+                tensors = inner_tensors(old)
+                new = {name: values.pop(f"state.{owner}.{key}.{name}") for name in tensors}
+                if all(_can_write(t, new[name]) for name, t in tensors.items()):
+                    in_place += [(t, new[name]) for name, t in tensors.items()]
+                else:
+                    state[key] = self.fill(old, new)
         for name, value in values.items():
             start, _, key = name.rpartition(".")
             kind, _, owner = start.partition(".")

@@ -17,22 +17,32 @@ their positions.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import torch
+from jax.sharding import NamedSharding
 
 from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.checkpoint.source import Destination, Entry, Memory, NamedState, TargetArray
+from isoshard.core.checkpoint.source import (
+    Destination,
+    Entry,
+    Memory,
+    NamedState,
+    TargetArray,
+    Within,
+)
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.common.exchange import to_numpy
+from isoshard.torch_bridge.common.wrapper_tensors import inner_tensors, is_wrapper
 from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor import routes
@@ -43,6 +53,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.execution import runtime
+from isoshard.torch_bridge.layout.inner_specs import inner_sharding, outer_sharding
 
 _SKIPPED = ("params", "param_names")
 
@@ -76,8 +87,34 @@ def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState]
     if isinstance(x, torch.nn.Module):
         if not _is_on_jax(x) and has_dtensors(x):
             return {name: NamedState(array) for name, array in dtensor_modules.to_jax(x).items()}
-        return {name: NamedState(value) for name, value in x.state_dict(keep_vars=True).items()}
-    return _optimizer_parts(x, saved or {}) if isinstance(x, torch.optim.Optimizer) else None
+        return _components(
+            {name: NamedState(value) for name, value in x.state_dict(keep_vars=True).items()}
+        )
+    if isinstance(x, torch.optim.Optimizer):
+        return _components(_optimizer_parts(x, saved or {}))
+    if is_wrapper(x):
+        return {name: NamedState(t, within=w) for name, t, w in _inner("", x)}
+    return None
+
+
+def _components(states: dict[str, NamedState]) -> dict[str, NamedState]:
+    """States by name, with the tensors that a wrapper is made of in its place."""
+    result: dict[str, NamedState] = {}
+    for name, state in states.items():
+        if is_wrapper(state.value):
+            for key, tensor, within in _inner(name, state.value):
+                result[f"{name}.{key}"] = NamedState(tensor, state.follows, within)
+        else:
+            result[name] = state
+    return result
+
+
+def _inner(name: str, wrapper: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, Within]]:
+    """The tensors that a wrapper is made of, with their names in it and shardings."""
+    shape = tuple(wrapper.shape)
+    for key, tensor in inner_tensors(wrapper).items():
+        fit = functools.partial(inner_sharding, outer=shape, inner=tuple(tensor.shape))
+        yield key, tensor, Within(name, fit)
 
 
 def target_array(x: torch.Tensor) -> TargetArray:
@@ -159,6 +196,12 @@ def _place(x: torch.Tensor) -> Destination:
     if is_dtensor(x):
         layout = routes.route_of(x.device_mesh, x.placements, x.shape).layout
         return layout.sharding if layout.is_even else layout
+    if is_wrapper(x):
+        largest = max(inner_tensors(x).values(), key=torch.Tensor.numel)
+        destination = _place(largest)
+        if isinstance(destination, NamedSharding):
+            return outer_sharding(destination, tuple(x.shape), tuple(largest.shape))
+        return destination
     if not isinstance(x, lazy_tensor.LazyTensor):
         return Memory.HOST
     return layout_of(x) or Memory.DEFAULT_DEVICE

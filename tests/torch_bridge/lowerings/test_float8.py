@@ -172,6 +172,104 @@ def test_products_on_a_mesh_compiled_and_of_other_kinds():
         torch.testing.assert_close(step(*given).cpu(), want, rtol=1e-6, atol=1e-5)
 
 
+F = torch.nn.functional
+BLOCKS = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32), "1x16": (1, 16)}
+
+
+def blocks_of(matrix, block, dtype=torch.float32):
+    """Scales of the blocks of a matrix, and what they multiply its elements by."""
+    rows, columns = (-(-size // b) for size, b in zip(matrix.shape, block, strict=True))
+    powers = np.random.default_rng(rows).integers(-3, 3, (rows, columns))
+    scales = torch.from_numpy(2.0**powers).to(dtype)
+    full = scales.double().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    return scales, full[: matrix.shape[0], : matrix.shape[1]]
+
+
+def large(rows):
+    random = np.random.default_rng(rows)
+    return torch.from_numpy(random.standard_normal((rows, 300))).float().to(E4M3)
+
+
+@pytest.mark.parametrize("first", ["1x128", "128x128"])
+@pytest.mark.parametrize("second", ["1x128", "128x128"])
+def test_products_with_scales_of_blocks(first, second):
+    a, b = large(130), large(200)
+    (scale_a, full_a), (scale_b, full_b) = (
+        blocks_of(x, BLOCKS[kind]) for x, kind in ((a, first), (b, second))
+    )
+    want = (a.double() * full_a) @ (b.double() * full_b).T
+    there = [x.to("jax") for x in (a, b.t(), scale_a, scale_b.t())]
+    got = torch._scaled_mm(*there, out_dtype=torch.float32)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-5, atol=1e-3)
+    kinds = [getattr(F.ScalingType, f"BlockWise{kind}") for kind in (first, second)]
+    x, y, scale_a, scale_b = there
+    got = F.scaled_mm(x, y, scale_a, kinds[0], scale_b, kinds[1], output_dtype=torch.float32)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-5, atol=1e-3)
+
+
+def swizzled(scales):
+    """Scales in the order that tensor cores read them, with padding."""
+    rows, columns = -(-scales.shape[0] // 128) * 128, -(-scales.shape[1] // 4) * 4
+    padded = torch.zeros(rows, columns, dtype=torch.uint8)
+    padded[: scales.shape[0], : scales.shape[1]] = scales.view(torch.uint8)
+    tiles = padded.view(rows // 128, 128, columns // 4, 4).permute(0, 2, 1, 3)
+    flat = tiles.reshape(-1, 4, 32, 4).transpose(1, 2).reshape(-1)
+    return flat.view(scales.dtype)
+
+
+@pytest.mark.parametrize("swizzle", ["NO_SWIZZLE", "SWIZZLE_32_4_4"])
+@pytest.mark.parametrize(("kind", "dtype"), [("1x32", E8M0), ("1x16", E4M3)], ids=str)
+def test_products_of_mx_formats(kind, dtype, swizzle):
+    a, b = large(130), large(40)
+    (scale_a, full_a), (scale_b, full_b) = (blocks_of(x, BLOCKS[kind], dtype) for x in (a, b))
+    want = (a.double() * full_a) @ (b.double() * full_b).T
+    if swizzle != "NO_SWIZZLE":
+        scale_a, scale_b = swizzled(scale_a), swizzled(scale_b)
+    kind, swizzle = getattr(F.ScalingType, f"BlockWise{kind}"), getattr(F.SwizzleType, swizzle)
+    x, y, scale_a, scale_b = (x.to("jax") for x in (a, b.t(), scale_a, scale_b))
+    got = F.scaled_mm(
+        x, y, scale_a, kind, scale_b, kind, swizzle, swizzle, output_dtype=torch.float32
+    )
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-5, atol=1e-3)
+
+
+def test_grouped_products_with_scales_of_rows():
+    random = np.random.default_rng(0)
+
+    def float8(*shape):
+        return torch.from_numpy(random.standard_normal(shape)).float().to(E4M3)
+
+    def scales(*shape):
+        return torch.from_numpy(random.uniform(0.5, 2, shape)).float()
+
+    offs = torch.tensor([16, 32, 64], dtype=torch.int32)
+    spans = [slice(start, end) for start, end in ((0, 16), (16, 32), (32, 64))]
+    a, b, sa, sb = float8(64, 32), float8(3, 16, 32), scales(64), scales(3, 16)
+    rows, columns = a.double() * sa[:, None], b.double() * sb[:, :, None]
+    want = torch.cat([rows[span] @ columns[g].T for g, span in enumerate(spans)])
+    jax_offs = offs.to("jax")
+    there = [x.to("jax") for x in (a, b.transpose(1, 2), sa, sb)]
+    got = torch._scaled_grouped_mm(*there, offs=jax_offs, out_dtype=torch.bfloat16)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-2, atol=1e-2)
+    row = F.ScalingType.RowWise
+    x, y, scale_a, scale_b = there
+    got = F.scaled_grouped_mm(x, y, scale_a, row, scale_b, row, offs=jax_offs)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-2, atol=1e-2)
+    inner_a, inner_b, sa, sb = float8(8, 64), float8(16, 64), scales(24), scales(48)
+    want = torch.stack(
+        [
+            (inner_a[:, span].double() @ inner_b[:, span].double().T)
+            * sa.view(3, 8, 1)[g]
+            * sb.view(3, 1, 16)[g]
+            for g, span in enumerate(spans)
+        ]
+    )
+    there = [x.to("jax") for x in (inner_a, inner_b.t(), sa, sb)]
+    got = torch._scaled_grouped_mm(*there, offs=jax_offs)
+    torch.testing.assert_close(got.cpu().double(), want, rtol=1e-2, atol=2e-2)
+
+
 def test_products_that_cannot_be():
     a, b = (t.to("jax") for t in factors())
     one, rows = torch.tensor(1.0, device="jax"), torch.ones(16, 1, device="jax")

@@ -37,7 +37,6 @@ from isoshard.core.errors import CaptureError, RecompilationWarning
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.core.runtime.uncollected import uncollected
-from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -54,6 +53,7 @@ from .replay import Replay
 from .step_gradients import raw_gradient
 from .step_recording import Recording
 from .tensor_guards import gradient_state
+from .wrapper_nodes import tree_flatten
 
 ShardArguments = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """Shards the arguments of one call."""
@@ -326,9 +326,9 @@ class CompiledStep:
 
 def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """The leaves of a call, and a key for its structure."""
-    if not kwargs and all(isinstance(arg, torch.Tensor) for arg in args):
+    if not kwargs and all(isinstance(arg, lazy_tensor.LazyTensor) for arg in args):
         return list(args), len(args)
-    return pytree.tree_flatten((args, kwargs))
+    return tree_flatten((args, kwargs))
 
 
 PLANNING: set[int] = set()

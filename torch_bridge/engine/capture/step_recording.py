@@ -44,6 +44,7 @@ from .side_effects import FloatInputs, Rebinding, SideEffects, TrainingState, gr
 from .step_gradients import ClearedGradients, has_gradient, raise_in_backward
 from .tensor_guards import MetadataLog, TensorGuard, TensorMetadata
 from .tracing_flag import compiling
+from .wrapper_nodes import tree_flatten
 
 _NO_VALUE = (
     "this tensor was computed in a call of a compiled step that raised, and so has no value. "
@@ -304,7 +305,7 @@ class Recording:
         return Guard(self.reached.sources, skip), TensorGuard(tensors, owners, cleared)
 
     def _store_result(self, result: Any) -> None:
-        leaves, self.structure = pytree.tree_flatten(result)
+        leaves, self.structure = tree_flatten(result)
         detached: dict[int, torch.Tensor] = {}
         for leaf in leaves:
             if isinstance(leaf, lazy_tensor.LazyTensor) and leaf.grad_fn is not None:
