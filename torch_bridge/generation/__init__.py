@@ -14,4 +14,4 @@ def register() -> None:
 
 
 def _install() -> None:
-    importlib.import_module(f"{__name__}.hook").install()
+    importlib.import_module(f"{__name__}.hook")  # it wraps `generate`

@@ -43,9 +43,8 @@ _OF_A_LOOP = ("streamer", "assistant_model", "assistant_tokenizer", "tokenizer",
 """Arguments of `generate` that go to the loop of a generation mode."""
 
 
-def install() -> None:
-    """Wrap `generate`; `isoshard.torch_bridge.generation` calls it once."""
-    mixin: Any = GenerationMixin
+def _wrap(mixin: Any) -> None:
+    """Wrap `generate` of a class."""
     original = mixin.generate
     signature = inspect.signature(original)
 
@@ -288,3 +287,6 @@ def _on_cpu(value: Any) -> Any:
 def _moved(device: torch.device, value: Any) -> Any:
     """A CPU tensor on a device; anything else as it is."""
     return value.to(device) if type(value) is torch.Tensor else value
+
+
+_wrap(GenerationMixin)
