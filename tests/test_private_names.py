@@ -34,6 +34,7 @@ ALONE = {
 
 ALLOWED = {
     "_fields": "a NamedTuple's, and public there",
+    "_init_weights": "transformers' initializer of a model's layers, which models define",
     "_asdict": "a NamedTuple's, and public there",
     "_replace": "a NamedTuple's, and public there",
     "_distribute_module_applied": "the mark of our own distribute_module; torch's sets it too",

@@ -138,6 +138,7 @@ def _by_plan(
         if any(part.follows is not None for part in group.parts.values()):
             continue
         is_array = hasattr(group.value, "shape")  # made of several: see `Within`
+        shape = None
         if is_array:
             shape = types.SimpleNamespace(shape=tuple(group.value.shape), dtype=None)
             wrapped[group.name] = shape

@@ -219,9 +219,9 @@ class _Terms:
             index = pending.pop()
             step = self._step(index)
             name = "" if step is None or step.primitive is None else step.primitive.name
-            if name == "and":
+            if step and name == "and":
                 pending += step.operands
-            elif name == "select_n" and self._number(step.operands[1]) is False:
+            elif step and name == "select_n" and self._number(step.operands[1]) is False:
                 pending += step.operands[::2]
             else:
                 self.result = self._term(self.result, index, step)
@@ -230,8 +230,9 @@ class _Terms:
     def _number(self, index: int) -> Any:
         """The number that a value is; None of any other."""
         step = self._step(index)
-        is_number = step is not None and step.primitive is None
-        return dict(step.params).get("value") if is_number else None
+        if step is None or step.primitive is not None:
+            return None
+        return dict(step.params).get("value")
 
     def _step(self, index: int) -> _Step | None:
         steps = index - len(self.function.leaves)

@@ -55,7 +55,7 @@ def _scope(module: HloModule, instruction: Instruction) -> str:
         computation = module.computations.get(name)
         if computation is None or instruction.opcode in ("while", "conditional"):
             continue
-        inside = [computation.root, *reversed(computation.instructions.values())]
+        inside = [computation.root, *reversed([*computation.instructions.values()])]
         for scope in (_OP_NAME.search(inner.attributes) for inner in inside):
             if scope and "/" in scope["path"]:
                 return scope["path"].replace('\\"', '"')

@@ -82,7 +82,7 @@ def backward(
 ) -> tuple[jax.Array | None, ...]:
     """The gradients of queries, keys, values, and of an added mask if `wants_mask`."""
     folded, unfold = _fold(mask, q), None
-    if wants_mask and mask is not None:
+    if wants_mask and mask is not None and not isinstance(mask, TiledMask):
         folded, unfold = jax.vjp(lambda mask: _fold(mask, q), mask.astype(wide(q.dtype)))
     log, delta = (x.reshape(-1, heads_of(q), x.shape[-1]) for x in (log, delta))
     *grads, of_mask = ring_passes.backward(

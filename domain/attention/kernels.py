@@ -100,7 +100,8 @@ def _splash(static: Attention, q: Any, k: Any, terms: MaskTerms) -> Kernel | Non
         return None
     if q.dtype != jnp.bfloat16:
         return None
-    segments, batch = None, q.shape[0]
+    segments: Any = None
+    batch = q.shape[0]
     if terms.same is not None or terms.keys is not None:
         rows, columns = terms.same or (jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1), jnp.int32))
         if terms.keys is not None:

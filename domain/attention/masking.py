@@ -7,7 +7,7 @@ query sees any key is then known from their extremes, and is not computed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ class Visibility:
 
     def _mask(self, rows: Span, columns: Span) -> jax.Array:
         """The tile's slice of the mask, with an axis for the groups of heads."""
-        mask = self.extras.mask
+        mask: Any = self.extras.mask  # of arrays or of tiles
         if isinstance(mask, TiledMask):
             mask = mask.tile(
                 Slice(rows.start, self.first[0] + rows.start, rows.size),
@@ -177,7 +177,7 @@ class Visibility:
         split = (heads, group) if mask.shape[1] > 1 else (1, 1)
         return mask.reshape(mask.shape[0], *split, *mask.shape[2:])
 
-    def _column(self, mask: jax.Array, columns: Span) -> jax.Array | int:
+    def _column(self, mask: Any, columns: Span) -> jax.Array | int:
         """The first column of the mask that belongs to the tile."""
         if mask.shape[3] == 1:
             return 0

@@ -104,11 +104,11 @@ scaler_states: Callable[[Any], dict[Any, Any]] = NAMES.field(
     without="`xs.compile` of a step with a scaler raises",
 )
 
-ADAFACTOR = tuple(
-    NAMES.state(
+ADAFACTOR = {
+    name: NAMES.state(
         f"torch.optim._adafactor.{name}",
         why="updates parameters by norms that it reads on the host, which a captured step cannot",
         without="`torch.optim.Adafactor` reads a norm for each parameter, and `xs.compile` raises",
     )
     for name in ("_single_tensor_adafactor", "_multi_tensor_adafactor")
-)
+}

@@ -158,8 +158,10 @@ def sequence_number(node: Any) -> int:
 
 current_node: Callable[[], Any] = NAMES.bind(
     "torch._C._current_autograd_node",
-    why="reports that a gradient is being computed, where `torch.func` mixes dtypes",
-    without="operations that want one dtype raise",
+    otherwise=lambda: None,
+    why="reports that a gradient is being computed, where `torch.func` mixes dtypes, and of what",
+    without="such gradients raise as CPU torch's operations of mixed dtypes do, and operations of "
+    "backward have no module",
 )
 
 next_sequence_number: Callable[[], int] = NAMES.bind(

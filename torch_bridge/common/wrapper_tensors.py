@@ -84,7 +84,8 @@ def expanded(named: Mapping[str, T] | Iterable[tuple[str, T]]) -> dict[str, T]:
         named: tensors, or anything else, by name.
     """
     result: dict[str, Any] = {}
-    for name, value in named.items() if isinstance(named, Mapping) else named:
+    pairs: Any = named.items() if isinstance(named, Mapping) else named
+    for name, value in pairs:
         if isinstance(value, torch.Tensor) and is_wrapper(value):
             for inner, tensor in inner_tensors(value).items():
                 result[f"{name}.{inner}"] = tensor

@@ -138,7 +138,7 @@ class Decoder:
         """
         if not isinstance(tokens, LazyTensor):
             tokens = self._upload(tokens)
-        arguments = [tokens, self._positions, self._mask]
+        arguments: Any = [tokens, self._positions, self._mask]
         key = [(argument._aval, argument._storage.value.layout) for argument in arguments]
         self.cache.seen += 1
         if not checked and self._replay is not None and key == self._key:

@@ -34,6 +34,7 @@ class FullLayer(StaticLayer):
     """
 
     is_croppable = True
+    split: jax.sharding.NamedSharding | None = None
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -43,9 +44,11 @@ class FullLayer(StaticLayer):
             self.lazy_initialization(key_states, value_states)
         count = key_states.shape[-2]
         positions = torch.arange(count, device=self.device) + self.cumulative_length
-        self.keys.index_copy_(2, positions, key_states)
-        self.values.index_copy_(2, positions, value_states)
-        return self.keys, self.values
+        keys: Any = self.keys
+        values: Any = self.values
+        keys.index_copy_(2, positions, key_states)
+        values.index_copy_(2, positions, value_states)
+        return keys, values
 
 
 class FullCache(StaticCache):
@@ -70,14 +73,15 @@ class FullCache(StaticCache):
         config = model.config.get_text_config(decoder=True)
         super().__init__(config=config, max_cache_len=size)
         self.size, self._model_device = size, model.device
-        self.layers = [FullLayer(max_cache_len=size) for _ in self.layers]
-        self.seen, self.order, self._runs = 0, None, False
+        self.layers: Any = [FullLayer(max_cache_len=size) for _ in self.layers]
+        self.order: torch.Tensor | None = None
+        self.seen, self._runs = 0, False
         with _discarded(), torch.no_grad():  # shapes and dtypes are those that the model computes
             ids = torch.zeros((rows, 1), dtype=torch.int64, device=model.device)
             model(input_ids=ids, past_key_values=self, use_cache=True)
         for layer in self.layers:
-            heads = layer.keys.shape[1]
-            layer.split = None if split is None else cache_sharding(model, heads, split)
+            keys: Any = layer.keys
+            layer.split = None if split is None else cache_sharding(model, keys.shape[1], split)
         self._allocate()
 
     def like(self) -> FullCache:

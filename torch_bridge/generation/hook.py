@@ -29,8 +29,8 @@ from isoshard.torch_bridge.engine.recording.lazy_tensor import LazyTensor
 from ._transformers_internals import CAN_COMPILE
 from .cache_sharding import row_sharding
 from .decoder import Decoder, length_bucket, row_bucket
+from .decoding_loop import decode
 from .full_cache import PLAIN, FullCache
-from .sampling import decode
 
 KEPT = 4
 """Decoders that a model keeps, each with the memory of its cache."""
@@ -211,7 +211,7 @@ class _HostModel:
 
     def __init__(self, model: Any, decoder: Decoder):
         """See the class."""
-        self.__dict__.update(_model=model, _passes=decoder.forward)
+        self.__dict__.update(_model=model, _pass=decoder.forward)
 
     @property
     def __class__(self) -> Any:
@@ -220,7 +220,7 @@ class _HostModel:
 
     def __call__(self, **inputs: Any) -> Any:
         """The forward pass."""
-        return self._passes(**inputs)
+        return self._pass(**inputs)
 
     def __getattr__(self, name: str) -> Any:
         """What the model has."""

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers
+from isoshard.torch_bridge._torch_internals.tensor_fields import writes
 
 _Initializer = tuple[str, Callable[[], Any]]
 
@@ -65,7 +66,7 @@ def initial_buffers(
         table = own_buffers(replica.get_submodule(path))
         for key in keys:
             table[key] = torch.empty_like(table[key], device="cpu")
-        empty = {key: (table[key], table[key]._version) for key in keys}
+        empty = {key: (table[key], writes(table[key])) for key in keys}
         tried = []
         for what, initialize in _initializers(replica, path):
             tried.append(what)
@@ -116,8 +117,8 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return empty
 
 
-def _is_written(now: Any, before: torch.Tensor, version: int) -> bool:
+def _is_written(now: Any, before: torch.Tensor, written: int) -> bool:
     """Whether a buffer was replaced by one with elements, or written to."""
     if not isinstance(now, torch.Tensor) or now.device.type == "meta":
         return False
-    return now is not before or now._version != version
+    return now is not before or writes(now) != written

@@ -83,10 +83,11 @@ class Engine:
         """See the class."""
         if model.training:
             raise ValueError("an Engine serves a model in evaluation mode: call model.eval() first")
+        config: Any = model.config
         self.cache = SlotCache(model, slots, max_length, spec)
         self.max_length = max_length
         self.buckets = _buckets(buckets, max_length)
-        self._vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        self._vocabulary = config.get_text_config(decoder=True).vocab_size
         self._max_waiting = max_waiting
         self._mesh = mesh_of(model)
         state = _SlotState(self.cache, self._mesh)
@@ -353,7 +354,7 @@ class _SlotState:
     def __init__(self, cache: SlotCache, mesh: Any):
         integers = torch.zeros(cache.slots, 4, dtype=torch.int32)
         floats = torch.tensor([0.0, 1.0]).repeat(cache.slots, 1)
-        spec = cache.layers[0].keys.partition_spec if mesh is not None else None
+        spec: Any = cache.layers[0].keys.partition_spec if mesh is not None else None
         self.integers = _upload(integers, mesh, PartitionSpec(*spec[:1]) if spec else None)
         self.floats = _upload(floats, mesh)
 

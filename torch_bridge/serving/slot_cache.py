@@ -92,6 +92,7 @@ class SlotCache(Cache):
             )
             layer.is_initialized = True
         super().__init__(layers=layers)
+        self.layers: Any
 
     def prefill(self, slot: torch.Tensor, length: torch.Tensor) -> Cache:
         """The cache for the forward of one prompt, `past_key_values=`.

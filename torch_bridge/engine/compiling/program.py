@@ -485,6 +485,10 @@ def run(
     return results
 
 
+def _compiled(plan: CompileRequest, arrays: Sequence[jax.Array], lower: Any) -> Any:
+    return build(plan, arrays, lower).compiled
+
+
 def _name_operation(
     error: FloatingPointError, plan: CompileRequest, arrays: Sequence[jax.Array], *extra: Any
 ) -> None:
@@ -502,7 +506,8 @@ def _name_operation(
             "inputs; set it before the first call to learn which operation is at fault"
         )
         return
-    index = first_nan(plan, arrays, *extra, lambda *args: build(*args).compiled)
+    floats, words = extra
+    index = first_nan(plan, arrays, floats, words, _compiled)
     if index is None:
         return
     if isinstance(plan.program[index][0], int):

@@ -5,7 +5,7 @@ has the origins of that one, so operations are compared with the program that wa
 the stack is read from the first that differs on.
 
 >>> from isoshard.torch_bridge.engine.recording.origins import Origin
->>> remember(RecordedProgram(((1, 0), (2, 1)), (Origin("Net/a"), Origin("Net/b"))))
+>>> remember(EarlierProgram(((1, 0), (2, 1)), (Origin("Net/a"), Origin("Net/b"))))
 >>> beginning_with([(1, 0)]).origins[1].path
 'Net/b'
 >>> beginning_with([(1, 3)]) is None
@@ -23,7 +23,7 @@ from isoshard.core.runtime import caches
 from .origins import Origin
 
 
-class RecordedProgram(NamedTuple):
+class EarlierProgram(NamedTuple):
     """A program as it was recorded.
 
     Attributes:
@@ -36,24 +36,24 @@ class RecordedProgram(NamedTuple):
 
 
 _MOST = 64
-_PROGRAMS: list[RecordedProgram] = []
+_PROGRAMS: list[EarlierProgram] = []
 _CHANGING = threading.Lock()
 caches.register("engine: origins of programs", _MOST, lambda: len(_PROGRAMS), _PROGRAMS.clear)
 
 
-def remember(program: RecordedProgram) -> None:
+def remember(program: EarlierProgram) -> None:
     """Keep a program, as the newest."""
     with _CHANGING:
         _PROGRAMS.insert(0, program)
         del _PROGRAMS[_MOST:]
 
 
-def newest() -> RecordedProgram | None:
+def newest() -> EarlierProgram | None:
     """The program that was kept last."""
     return next(iter(_PROGRAMS), None)
 
 
-def beginning_with(entries: Sequence[Any]) -> RecordedProgram | None:
+def beginning_with(entries: Sequence[Any]) -> EarlierProgram | None:
     """A program that begins with these entries."""
     count = len(entries)
     last = entries[-1]

@@ -26,7 +26,7 @@ from .immediate import Immediate, immediately, is_tracing, takes_constants
 from .origins import Origin, OriginLog, origin
 from .recipes import RECIPES, Recipe
 from .recorded_constants import constant_of
-from .recorded_programs import RecordedProgram
+from .recorded_programs import EarlierProgram
 from .recorder import Recorder, execute, materialize, recorder, replace, wire_new
 
 __all__ = [
@@ -186,7 +186,7 @@ class Tape(Recorder):
             noted.pad(index)
             noted.note(origin(noted) if earlier is None else earlier.origins[index])
 
-    def _expect(self, earlier: RecordedProgram) -> None:
+    def _expect(self, earlier: EarlierProgram) -> None:
         """Let operations that are those of an earlier program pass."""
         self.repeated, self.expected = earlier, earlier.entries
         self.expected_count = len(earlier.entries)
@@ -201,7 +201,7 @@ class Tape(Recorder):
     def remember(self) -> None:
         """Keep the origins, for tapes that repeat this one."""
         if self.repeated is None and self.program and not self.plans:
-            recorded_programs.remember(RecordedProgram(tuple(self.program), tuple(self.origins())))
+            recorded_programs.remember(EarlierProgram(tuple(self.program), tuple(self.origins())))
 
     def forget(self) -> None:
         """Let go of the inputs, after it was executed or if it never will be."""

@@ -8,7 +8,7 @@ with the token after it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
@@ -94,5 +94,8 @@ def decode(
     if not records:
         return input_ids
     return GenerateDecoderOnlyOutput(
-        sequences=input_ids, scores=scores, logits=raw_logits, past_key_values=decoder.cache
+        sequences=cast(Any, input_ids),
+        scores=scores,
+        logits=raw_logits,
+        past_key_values=decoder.cache,
     )
