@@ -26,10 +26,10 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.recording.lazy_tensor import LazyTensor
 
+from . import decoding_loop  # which may import this module
 from ._transformers_internals import CAN_COMPILE
 from .cache_sharding import row_sharding
 from .decoder import Decoder, length_bucket, row_bucket
-from .decoding_loop import decode
 from .full_cache import PLAIN, FullCache
 
 KEPT = 4
@@ -181,7 +181,7 @@ def _decode(
         if is_single:
             mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
             every = torch.arange(length).expand(input_ids.shape)
-            result = decode(
+            result = decoding_loop.decode(
                 decoder,
                 input_ids,
                 positions=every if positions is None else positions,
@@ -211,7 +211,7 @@ class _HostModel:
 
     def __init__(self, model: Any, decoder: Decoder):
         """See the class."""
-        self.__dict__.update(_model=model, _pass=decoder.forward)
+        self.__dict__.update(_model=model, run_decoder=decoder.forward)
 
     @property
     def __class__(self) -> Any:
@@ -220,7 +220,7 @@ class _HostModel:
 
     def __call__(self, **inputs: Any) -> Any:
         """The forward pass."""
-        return self._pass(**inputs)
+        return self.run_decoder(**inputs)
 
     def __getattr__(self, name: str) -> Any:
         """What the model has."""
