@@ -238,7 +238,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "[All pages, by what you want to do]": _LINKS,
     "- Use: [plans]": _LINKS,
     "[weights](docs/weights.md), [checkpoints]": _LINKS,
-    "[DTensor](docs/dtensor.md), [launching]": _LINKS,
+    "[DTensor](docs/dtensor.md), [serving]": _LINKS,
     "[torchrun](docs/on_torchrun.md)": _LINKS,
     "[Kubernetes](docs/on_kubernetes.md)": _LINKS,
     "[planning](docs/planning.md) and [by example]": _LINKS,
