@@ -1,7 +1,7 @@
 """Continuous batching: many requests in the slots of one cache, decoded together.
 
 `Engine` serves models of `transformers`, on one device or a mesh; `SlotCache` is its key/value
-cache, for loops of your own.
+cache, for loops of your own. `examples/serving` puts an HTTP server in front of it.
 """
 
 if __name__ != "isoshard.torch_bridge.serving":

@@ -1,0 +1,1 @@
+"""An HTTP server of completions over one mesh, and a client that loads it."""
