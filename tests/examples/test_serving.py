@@ -37,6 +37,7 @@ def server():
         yield process, re.search(r"http://\S+", line)[0]
     finally:
         process.kill()
+        process.stdout.close()
         process.wait(LIMIT)
 
 
