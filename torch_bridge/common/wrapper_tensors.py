@@ -16,6 +16,9 @@ the inner tensors, whose names follow that of the wrapper.
 ...     @staticmethod
 ...     def __tensor_unflatten__(inner, context, size, stride):
 ...         return Scaled(**inner)
+...     @classmethod
+...     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+...         raise NotImplementedError(func)
 >>> weight = Scaled(torch.ones(2, 3, dtype=torch.int8), torch.ones(2, 1))
 >>> inner = expanded({"weight": weight, "bias": torch.zeros(2)})
 >>> {name: tuple(tensor.shape) for name, tensor in inner.items()}

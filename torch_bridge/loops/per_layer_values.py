@@ -7,7 +7,7 @@ raises when code computes with it, compares it or indexes by it:
 
 >>> index = PerLayerValue("self_attn.layer_idx", (0, 1))
 >>> keep = [index]
->>> ["a", "b"][index]
+>>> ["a", "b"][index]    # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
 ValueError: scanned layers must be identical, but their code uses self_attn.layer_idx, which is 0 in layer 0 and 1 in layer 1; ...

@@ -46,7 +46,7 @@ def found(text, target="tpu", **more):
 def sized(size):
     text = TEXT.replace("SIZE", str(size))
     for line in (1, 2, 3):
-        text = text.replace(f"LINE{line}", f'metadata={{op_name="line:a.py:{line} (f)/sum"}}')
+        text = text.replace(f"LINE{line}", f'metadata={{op_name="a.py:{line} (f)/sum"}}')
     return text
 
 

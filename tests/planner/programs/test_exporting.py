@@ -85,7 +85,7 @@ def test_lines_survive_and_nothing_else_of_the_stack_does(stacks):
     found = from_here()
     assert found == exported(layers(MESH), "tpu")  # the same bytes, wherever it is exported
     text = str(read(found).mlir_module_serialized)
-    assert "line:sample_steps.py:" in text and "(layer)" in text
+    assert "sample_steps.py:" in text and "(layer)" in text
     assert "test_exporting" not in text and "exporting.py" not in text
 
 

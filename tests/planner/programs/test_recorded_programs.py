@@ -37,7 +37,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %p = f32[8]{0} parameter(0)
   %inner = f32[8]{0} negate(%p), metadata={op_name="jit(f)/neg" stack_frame_id=2}
   %old = f32[8]{0} negate(%inner), metadata={op_name="x" source_file="/home/me/a.py" source_line=3}
-  ROOT %said = f32[8]{0} add(%old, %p), metadata={op_name="transpose(jvp(line:b|c.py:4 (f)))/mul"}
+  ROOT %said = f32[8]{0} add(%old, %p), metadata={op_name="transpose(jvp(b|c.py:4 (f)))/mul"}
 }
 """
 

@@ -12,7 +12,7 @@ from isoshard.planner.programs.device_ops import device_ops
 from isoshard.planner.programs.windowed_products import rewrite_windowed, windowed_products
 from tests.planner.programs.test_recorded_programs import read, total
 
-LINE = 'metadata={op_name="line:a.py:1 (f)/dot"}'
+LINE = 'metadata={op_name="a.py:1 (f)/dot"}'
 GATHERED = """
 HloModule step
 ENTRY %main (x: bf16[ROWS,1024], w: bf16[PART,1024]) -> bf16[ROWS,1024] {

@@ -98,7 +98,7 @@ class OriginLog:
         origins: of each entry; None for an input.
     """
 
-    __slots__ = ("_nodes", "before", "origins", "searched")
+    __slots__ = ("_nodes", "_shared", "before", "origins", "searched")
 
     def __init__(self, before: OriginLog | None = None):
         """Nothing is recorded yet."""
@@ -112,6 +112,7 @@ class OriginLog:
         self.origins: list[Origin | None] = []
         self.searched: set[int] = set()
         self._nodes: list[int] = []
+        self._shared: dict[Origin, Origin] = {}
 
     def pad(self, count: int) -> None:
         """Let the log have this many entries; those without an origin are inputs."""
@@ -124,7 +125,7 @@ class OriginLog:
         """Note an entry, and the newest node of autograd's graph."""
         node = next_sequence_number() - 1
         self._nodes.append(max(node, self._nodes[-1]) if self._nodes else node)
-        self.origins.append(origin)
+        self.origins.append(None if origin is None else self._shared.setdefault(origin, origin))
 
     def extend(self, origins: Sequence[Origin | None]) -> None:
         """Take over the origins of another recording; its nodes are not known."""

@@ -315,7 +315,8 @@ class SymbolicMath:
             SymbolicMath._depth += 1
             if SymbolicMath._depth == 1:
                 for name, function in _MATH.items():
-                    setattr(math, name, _symbolic(function))
+                    if getattr(math, name, None) is function:  # and not a user's
+                        setattr(math, name, _SYMBOLIC[name])
 
     def __exit__(self, *exc: object) -> None:
         """Put them back, unless another capture needs them."""
@@ -323,7 +324,8 @@ class SymbolicMath:
             SymbolicMath._depth -= 1
             if SymbolicMath._depth == 0:
                 for name, function in _MATH.items():
-                    setattr(math, name, function)
+                    if getattr(math, name, None) is _SYMBOLIC[name]:
+                        setattr(math, name, function)
 
 
 _MATH: dict[str, Callable[..., float]] = {
@@ -350,6 +352,9 @@ def _symbolic(function: Callable[..., float]) -> Callable[..., Any]:
         return torch.SymFloat(table.compute(function, operands))
 
     return with_symbols
+
+
+_SYMBOLIC = {name: _symbolic(function) for name, function in _MATH.items()}
 
 
 def present(scalar: Any) -> float:
