@@ -42,9 +42,7 @@ WARMUP = 2
 
 def main() -> None:
     """Run the benchmark and save `benchmarks/results/generation.json`."""
-    benchmark = Benchmark(
-        "generation", __doc__, rounds=9, quick=3, docs=("benchmarks.md", markdown)
-    )
+    benchmark = Benchmark("generation", __doc__, rounds=9, quick=3)
     options = benchmark.parse()
     sizes = QUICK if options.quick else LAYERS
     results = {
@@ -143,9 +141,6 @@ def table(results: dict[str, dict[str, Any]]) -> Table:
     }
     keys = ("layers", "")
     return tables.by_pair("greedy decoding, a token of four rows", keys, columns, results)
-
-
-markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

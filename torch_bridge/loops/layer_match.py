@@ -3,7 +3,7 @@
 >>> pair = [torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)]
 >>> Stack(pair, ()).names
 ['weight', 'bias']
->>> Stack([torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)], ())
+>>> Stack([torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)], ())    # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
 ValueError: scanned layers must be identical, but layer 1 differs from layer 0 in: p (0.1 and 0.2); ...
