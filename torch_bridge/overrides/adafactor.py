@@ -15,7 +15,7 @@ float64 parameters in float64), where torch uses a Python float of a norm in the
 ...     optimizer.zero_grad()
 >>> step(); step()
 >>> weight[0, 0].item()    # doctest: +ELLIPSIS
-0.8345...
+0.8141...
 """
 
 from __future__ import annotations

@@ -163,9 +163,7 @@ def origin(log: OriginLog) -> Origin:
     modules: list[torch.nn.Module] = []
     forward = None
     while frame is not None:
-        kind = _KINDS.get(frame.f_code)
-        if kind is None:
-            kind = _KINDS[frame.f_code] = _kind_of(frame)
+        kind = _kind(frame)
         if kind == _MODULE:
             modules.append(frame.f_locals[frame.f_code.co_varnames[0]])
         elif kind == _AUTOGRAD and node is not None:
@@ -204,7 +202,17 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")
 _GENERATED = ("<frozen", "<string>", "<eval_with_key>", "<__array_function__")
 _CALL: CodeType | None = getattr(torch.nn.Module.__call__, "__code__", None)
 _KINDS: Bounded[CodeType, int] = Bounded(CALLS, "engine: kinds of code")
-_TEXTS: Bounded[tuple[CodeType, int], str] = Bounded(CALLS, "engine: lines of code")
+_TEXTS: Bounded[tuple[str, str, int], str] = Bounded(CALLS, "engine: lines of code")
+
+
+def _kind(frame: FrameType) -> int:
+    try:
+        kind = _KINDS.get(frame.f_code)
+    except TypeError:  # code of dynamo's, which may have a dictionary among its constants
+        return _kind_of(frame)
+    if kind is None:
+        kind = _KINDS[frame.f_code] = _kind_of(frame)
+    return kind
 
 
 def _kind_of(frame: FrameType) -> int:
@@ -225,10 +233,10 @@ def _kind_of(frame: FrameType) -> int:
 
 def _text(frame: FrameType) -> str:
     code, line = frame.f_code, frame.f_lineno
-    text = _TEXTS.get((code, line))
+    key = (code.co_name, code.co_filename, line)
+    text = _TEXTS.get(key)
     if text is None:
-        text = f"{Path(code.co_filename).name}:{line} ({code.co_name})"
-        _TEXTS[code, line] = text
+        text = _TEXTS[key] = f"{Path(code.co_filename).name}:{line} ({code.co_name})"
     return text
 
 
