@@ -59,6 +59,12 @@ def models():
     return model, _sharded(model)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _programs_end_with_this_module():
+    yield
+    models.cache_clear()
+
+
 def _generated(model, ids=IDS, **options):
     torch.manual_seed(5)
     options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **options}
