@@ -44,6 +44,7 @@ def main() -> None:
     """Run the benchmark and save `benchmarks/results/generation.json`."""
     benchmark = Benchmark("generation", __doc__, rounds=9, quick=3)
     options = benchmark.parse()
+    iso.simulate_devices(8)
     sizes = QUICK if options.quick else LAYERS
     results = {
         str(layers): measure(layers, width, rounds=options.rounds)
