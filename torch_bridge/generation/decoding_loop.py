@@ -85,6 +85,8 @@ def decode(
             streamer.put(next_tokens)
         unfinished = unfinished & ~criteria(input_ids, scores)
         if not unfinished.any():
+            if ahead is not None:  # the caller's cache does not hold the token after the end
+                decoder.cache.crop(-1)
             break
         logits, tokens = ahead or decoder.decode(
             next_tokens[:, None] if reads_logits else tokens, checked=checked

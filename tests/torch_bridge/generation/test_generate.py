@@ -151,6 +151,16 @@ def test_scores_and_a_cache_for_the_caller(warm, counted):
     assert caches[1].get_seq_length() == caches[0].get_seq_length()
 
 
+def test_a_cache_of_ended_rows_holds_no_token_after_the_end(warm):
+    model, sharded = models()
+    ended = _generated(model)[:1, LENGTH + 1].item()
+    options = {"return_dict_in_generate": True, "eos_token_id": ended}
+    expected, actual = (_generated(m, IDS[:1], **options) for m in (model, sharded))
+    assert torch.equal(actual.sequences, expected.sequences)
+    lengths = [int(result.past_key_values.get_seq_length()) for result in (expected, actual)]
+    assert lengths[1] == lengths[0] < LENGTH + NEW - 1
+
+
 def test_beams(counted):
     model, sharded = _model(num_hidden_layers=1), _sharded(_model(num_hidden_layers=1))
     assert torch.equal(_generated(sharded, num_beams=3), _generated(model, num_beams=3))
