@@ -148,6 +148,11 @@ from .nn.resizing import resample as resample
 from .nn.resizing import smooth_taps as smooth_taps
 from .nn.resizing import tap_offsets as tap_offsets
 from .nn.resizing import triangle as triangle
+from .nn.tiled_mask import MaskFunction as MaskFunction
+from .nn.tiled_mask import MaskTerms as MaskTerms
+from .nn.tiled_mask import Slice as Slice
+from .nn.tiled_mask import TiledMask as TiledMask
+from .nn.tiled_mask import mask_terms as mask_terms
 from .nn.window_grid import WindowGrid as WindowGrid
 from .nn.window_grid import elements_between as elements_between
 from .nn.window_grid import window_count as window_count

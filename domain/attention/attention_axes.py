@@ -107,6 +107,11 @@ def attention_axes(mesh: Mesh, queries: Sequence[Any], keys: Sequence[Any]) -> A
     return AttentionAxes(tuple(lead), heads, key_heads, rows, columns)
 
 
+def spec_of_leaf(mask: P, shape: Sequence[int]) -> P:
+    """The spec of a leaf of a mask, with an axis for each of the mask's, of its extent or 1."""
+    return P(*(name if n > 1 else None for name, n in zip(mask, shape, strict=True)))
+
+
 def fold(x: jax.Array) -> jax.Array:
     """(.., heads, length, width) as [batch, length, heads, width]."""
     return x.reshape(-1, heads_of(x), *x.shape[-2:]).swapaxes(1, 2)

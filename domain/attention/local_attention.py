@@ -29,7 +29,7 @@ from isoshard.core.kit import dot_product_attention_wide as wide
 from isoshard.core.kit import finite, key_of
 
 from . import ring_passes
-from .attention_axes import AttentionAxes, fold, fold_mask, heads_of
+from .attention_axes import AttentionAxes, fold, fold_mask, heads_of, spec_of_leaf
 from .positions import Positions
 from .setup import Axes, Extras, Setup, count
 from .zigzag import ordered, zigzagged
@@ -63,13 +63,17 @@ class LocalAttention:
     wants_mask: bool = False
 
     @property
-    def shardings(self) -> tuple[NamedSharding, NamedSharding, NamedSharding | None, NamedSharding]:
-        """Of queries, of keys, of the mask, and of one value per query."""
+    def shardings(self) -> tuple[NamedSharding, NamedSharding, Any, NamedSharding]:
+        """Of queries, of keys, of the mask (or of each of its leaves), of one value per query."""
 
         def sharding(spec: Any) -> NamedSharding:
             return NamedSharding(self.mesh, spec)
 
         of_mask = None if self.mask is None else sharding(self.axes.spec_of_mask(self.mask))
+        if of_mask is not None and self.static.mask is not None:
+            of_mask = tuple(
+                sharding(spec_of_leaf(of_mask.spec, shape)) for shape in self.static.mask.leaves
+            )
         rows, columns, per_query = (
             sharding(self.axes.spec_of(which)) for which in ("q", "k", "log")
         )
@@ -105,7 +109,7 @@ class LocalAttention:
         """The gradients of queries, keys, values, and of the mask if `wants_mask`."""
         qkv, axes = (q, k, v), self.axes
         if self._unsplit:
-            options = (delta, self.wants_mask, key_data, self._sample_indices(key_data, q))
+            options = (log, delta, self.wants_mask, key_data, self._sample_indices(key_data, q))
             grads: list[Any] = [*self.static.unsharded_gradients(dout, *qkv, mask, *options)]
         else:
             grads = self._tiled_backward(dout, q, k, v, mask, log, delta, key_data)
@@ -216,8 +220,8 @@ class LocalAttention:
         return ordered(self.mesh, self.axes.rows, dim, x) if self._balanced else x
 
     def _fold_mask(self, mask: Any, q: Any) -> jax.Array | None:
-        if mask is None:
-            return None
+        if mask is None or self.static.mask is not None:
+            return self.static.mask_of(mask) if mask is not None else None
         mask = fold_mask(mask, q.shape)
         return self._to(mask, 3) if self._mask_rotates else mask
 

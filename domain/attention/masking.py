@@ -7,13 +7,13 @@ query sees any key is then known from their extremes, and is not computed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.kit import keep
+from isoshard.core.kit import Slice, TiledMask, keep
 
 from .setup import Extras, Setup
 
@@ -108,6 +108,11 @@ class Visibility:
             or any(size % tile_of(size, setup.tile) for size in sizes)
         )
 
+    @property
+    def has_bool_mask(self) -> bool:
+        """Whether a mask hides keys, apart from order and lengths."""
+        return self.extras.mask is not None and not self.extras.added
+
     def bounds(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array] | None:
         """The last position each query sees, int32[batch or 1, q], and the keys', int32[k]."""
         if not self.has_bounds:
@@ -156,17 +161,23 @@ class Visibility:
 
     def _mask(self, rows: Span, columns: Span) -> jax.Array:
         """The tile's slice of the mask, with an axis for the groups of heads."""
-        mask = self.extras.mask
-        if mask.shape[2] > 1:
-            mask = rows.slice(mask, 2)
-        if mask.shape[3] > 1:
-            first = self._column(mask, columns)
-            mask = jax.lax.dynamic_slice_in_dim(mask, first, columns.size, 3)
+        mask: Any = self.extras.mask  # of arrays or of tiles
+        if isinstance(mask, TiledMask):
+            mask = mask.tile(
+                Slice(rows.start, self.first[0] + rows.start, rows.size),
+                Slice(self._column(mask, columns), self.first[1] + columns.start, columns.size),
+            )
+        else:
+            if mask.shape[2] > 1:
+                mask = rows.slice(mask, 2)
+            if mask.shape[3] > 1:
+                first = self._column(mask, columns)
+                mask = jax.lax.dynamic_slice_in_dim(mask, first, columns.size, 3)
         _, heads, group = self.shape
         split = (heads, group) if mask.shape[1] > 1 else (1, 1)
         return mask.reshape(mask.shape[0], *split, *mask.shape[2:])
 
-    def _column(self, mask: jax.Array, columns: Span) -> jax.Array | int:
+    def _column(self, mask: Any, columns: Span) -> jax.Array | int:
         """The first column of the mask that belongs to the tile."""
         if mask.shape[3] == 1:
             return 0

@@ -6,7 +6,10 @@ no argument names the mesh axes that split a sequence. What each device does:
 - if queries and keys are split by the same mesh axes, those are a ring, as in `ring_attention`;
 - if they are split by different ones, or only one of them is, each device attends with its queries
 to its keys, and an all-reduce combines results, not scores;
-- if neither is, the attention of full sequences (`isoshard.core.nn.dot_product_attention`).
+- if neither is, the attention of full sequences (`isoshard.core.nn.dot_product_attention`), tile
+  by tile if they are long (`blockwise`).
+
+A mask may be a `TiledMask`: its leaves are operands, each split as the axes that it has.
 
 Dropout drops the same weights wherever they are computed (`dropout.keep`).
 
@@ -34,8 +37,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.kit import Rule, attend, gains, gradients, partitioned, products, summed_to
+from isoshard.core.kit import (
+    MaskFunction,
+    Rule,
+    TiledMask,
+    attend,
+    gains,
+    gradients,
+    partitioned,
+    products,
+    summed_to,
+)
 
+from . import blockwise, kernels
 from .attention_axes import attention_axes
 from .local_attention import LocalAttention
 
@@ -49,19 +63,25 @@ class Attention:
         scale: of the scores.
         tile: queries and keys, at most, whose scores exist at once where a sequence is split.
         rate: the share of weights that is dropped, at least 0 and below 1.
+        mask: how a mask follows from its leaves, which are operands in its stead; else None.
+        platform: "tpu", "gpu" or "cpu": the target, whose kernel is used for long sequences.
+        interpret: whether Pallas kernels are interpreted, for tests without a TPU.
     """
 
     causal: bool
     scale: float
     tile: int = 512
     rate: float = 0.0
+    mask: MaskFunction | None = None
+    platform: str = "cpu"
+    interpret: bool = False
 
     def __call__(
         self,
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        mask: jax.Array | None = None,
+        mask: jax.Array | TiledMask | None = None,
         key_data: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Attend.
@@ -71,7 +91,7 @@ class Attention:
             k: (.., key heads, keys, width); `heads` is a multiple of `key heads`.
             v: (.., key heads, keys, width of values).
             mask: broadcasts to (.., heads, queries, keys); of bool, True is visible; of floats, it
-                is added to the scores.
+                is added to the scores. A `TiledMask` takes q of four axes.
             key_data: uint32[2], the key of dropout (`dropout.words_of`); None if nothing is
                 dropped.
 
@@ -79,7 +99,8 @@ class Attention:
             (.., heads, queries, width of values), of the dtype of `q`, and (.., heads, queries),
             the logarithms of the sums of exponentials, in at least float32.
         """
-        return _attend(self, q, k, v, mask, key_data)
+        static, mask = self._with_leaves(mask)
+        return _attend(static, q, k, v, mask, key_data)
 
     def gradients(
         self,
@@ -87,7 +108,7 @@ class Attention:
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        mask: jax.Array | None,
+        mask: jax.Array | TiledMask | None,
         log: jax.Array,
         delta: jax.Array,
         wants_mask: bool = False,
@@ -95,7 +116,8 @@ class Attention:
     ) -> tuple[jax.Array | None, ...]:
         """The gradients of q, k, v, and of an added mask if `wants_mask`."""
         call = _mask_gradients if wants_mask else _gradients
-        grads = call(self, dout, q, k, v, mask, log, delta, key_data)
+        static, mask = self._with_leaves(mask)
+        grads = call(static, dout, q, k, v, mask, log, delta, key_data)
         return tuple(grads) if wants_mask else (*grads, None)
 
     def unsharded(
@@ -103,13 +125,19 @@ class Attention:
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        mask: jax.Array | None = None,
+        mask: Any = None,
         key_data: jax.Array | None = None,
         indices: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Attend on unsplit sequences; `indices` are those that `gains` takes."""
-        options = self._options(q, k, key_data, indices)
-        out, log = attend(q, k, v, mask, **options)
+        mask = self.mask_of(mask)
+        kernel = self._kernel(q, k, v, mask)
+        if kernel is not None:
+            out, log = kernel.forward(q, k, v)
+        elif self.is_tiled(q, k, mask):
+            out, log = blockwise.forward(self, q, k, v, mask, key_data, indices)
+        else:
+            out, log = attend(q, k, v, mask, **self._options(q, k, key_data, indices))
         return out.astype(q.dtype), log
 
     def unsharded_gradients(
@@ -118,16 +146,44 @@ class Attention:
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        mask: jax.Array | None,
+        mask: Any,
+        log: jax.Array,
         delta: jax.Array | None = None,
         wants_mask: bool = False,
         key_data: jax.Array | None = None,
         indices: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array | None, ...]:
-        """`gradients` on unsplit sequences; in at least float32, `delta` computed if None."""
+        """`gradients` on unsplit sequences; in at least float32.
+
+        Where no tiles are used, `delta` may be None; it is then computed of unrounded values.
+        """
+        mask = self.mask_of(mask)
+        kernel = self._kernel(q, k, v, mask)
+        if kernel is not None and not wants_mask:
+            return *kernel.backward(dout, q, k, v, log), None
+        if delta is not None and self.is_tiled(q, k, mask):
+            rest = (log, delta, wants_mask, key_data, indices)
+            return blockwise.backward(self, dout, q, k, v, mask, *rest)
         options = self._options(q, k, key_data, indices)
         *grads, dscores = gradients(dout, q, k, v, mask, delta=delta, **options)
         return *grads, summed_to(dscores, mask.shape) if wants_mask and mask is not None else None
+
+    def is_tiled(self, q: jax.Array, k: jax.Array, mask: Any) -> bool:
+        """Whether scores exist one tile at a time, where neither sequence is split."""
+        return isinstance(mask, TiledMask) or blockwise.is_long(q.shape[-2], k.shape[-2])
+
+    def _kernel(self, q: Any, k: Any, v: Any, mask: Any) -> kernels.Kernel | None:
+        return kernels.kernel_of(self, q, k, v, mask) if self.is_tiled(q, k, mask) else None
+
+    def mask_of(self, operand: Any) -> Any:
+        """The mask of the operand that is in its stead."""
+        return operand if self.mask is None else TiledMask(self.mask, tuple(operand))
+
+    def _with_leaves(self, mask: Any) -> tuple[Attention, Any]:
+        """These arguments for operands that are arrays, and the operand for a mask."""
+        if not isinstance(mask, TiledMask):
+            return self, mask
+        return dataclasses.replace(self, mask=mask.function), mask.leaves
 
     def _options(self, q: Any, k: Any, key_data: Any, indices: Any) -> dict[str, Any]:
         each = gains(key_data, self.rate, (*q.shape[:-1], k.shape[-2]), indices)
@@ -148,21 +204,31 @@ def _attend_backward(static: Attention, saved, cotangents):
     q, k, v, mask, key_data, out, log = saved
     dout, dlog = cotangents
     delta = products(out, dout) - dlog  # a weight is the gradient of the logarithm of its row
-    added = mask is not None and jnp.issubdtype(mask.dtype, jnp.floating)
+    is_array = mask is not None and static.mask is None
+    added = is_array and jnp.issubdtype(mask.dtype, jnp.floating)
     return *static.gradients(dout, q, k, v, mask, log, delta, added, key_data), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def _without_kernel(static: Attention) -> Attention:
+    """For the function of global arrays, which `custom_partitioning` takes without constants.
+
+    Kernels have some, and each device's own function may have them.
+    """
+    return dataclasses.replace(static, platform="cpu")
+
+
 def _unsharded(static: Attention, q, k, v, mask, key_data):
-    return static.unsharded(q, k, v, mask, key_data)
+    return _without_kernel(static).unsharded(q, k, v, mask, key_data)
 
 
 def _unsharded_gradients(
     static: Attention, dout, q, k, v, mask, log, delta, key_data, of_mask=False
 ):
-    grads = static.unsharded_gradients(dout, q, k, v, mask, delta, of_mask, key_data)
+    portable = _without_kernel(static)
+    grads = portable.unsharded_gradients(dout, q, k, v, mask, log, delta, of_mask, key_data)
     pairs = zip(grads, (q, k, v, mask), strict=True)
     return tuple(x.astype(like.dtype) for x, like in pairs if x is not None)
 
@@ -174,7 +240,7 @@ def _unsharded_mask_gradients(static: Attention, *operands):
 def _split(static: Attention, mesh: Mesh, operands, results):
     q, k, v, mask, key_data = operands
     local = LocalAttention(
-        static, mesh, attention_axes(mesh, (q, *results), (k, v)), *_sizes(q, k, mask)
+        static, mesh, attention_axes(mesh, (q, *results), (k, v)), *_sizes(static, q, k, mask)
     )
     rows, columns, of_mask, per_query = local.shardings
     replicated = _replicated(mesh, key_data)
@@ -185,7 +251,7 @@ def _split_gradients(static: Attention, mesh: Mesh, operands, results):
     dout, q, k, v, mask, log, _, key_data = operands
     dq, dk, dv, *dmask = results
     axes = attention_axes(mesh, (q, dout, dq, log), (k, v, dk, dv))
-    local = LocalAttention(static, mesh, axes, *_sizes(q, k, mask), bool(dmask))
+    local = LocalAttention(static, mesh, axes, *_sizes(static, q, k, mask), bool(dmask))
     rows, columns, of_mask, per_query = local.shardings
     out = (rows, columns, columns, of_mask)[: len(results)]
     need = (
@@ -205,8 +271,8 @@ def _replicated(mesh: Mesh, key_data):
     return None if key_data is None else NamedSharding(mesh, P())
 
 
-def _sizes(q, k, mask):
-    of_mask = None if mask is None else tuple(mask.shape)
+def _sizes(static: Attention, q, k, mask):
+    of_mask = None if mask is None else tuple(static.mask_of(mask).shape)
     return q.shape[-2], k.shape[-2], of_mask, tuple(q.shape[:-3])
 
 

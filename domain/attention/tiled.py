@@ -91,14 +91,14 @@ def attend(
 
         def by_columns(j, state: RunningSoftmax) -> RunningSoftmax:
             columns = span(j, keys, tile)
-            bounds = visibility.bounds(rows, columns)
 
-            def more() -> RunningSoftmax:
-                scores = _scores(tile_q, columns.slice(k, 1), rows, columns, bounds, visibility)
+            def more(allowed: jax.Array | None) -> RunningSoftmax:
+                added = visibility.added(rows, columns)
+                scores = _scores(tile_q, columns.slice(k, 1), added, allowed, visibility)
                 keep_mask = visibility.keep_mask(rows, columns)
                 return _more(state, scores, columns.slice(v, 1), keep_mask, visibility.setup.rate)
 
-            return _if_visible(bounds, more, state)
+            return _if_visible(visibility, rows, columns, more, state)
 
         state = jax.lax.fori_loop(0, spans(keys, tile)[0], by_columns, state)
         return RunningSoftmax(
@@ -143,16 +143,16 @@ def gradients(
 
         def by_rows(i, state: TileGradients) -> TileGradients:
             rows = span(i, queries, tile)
-            bounds = visibility.bounds(rows, columns)
 
-            def more() -> TileGradients:
+            def more(allowed: jax.Array | None) -> TileGradients:
                 rows_of = QueryResiduals(
                     rows.slice(residuals.q, 1),
                     rows.slice(residuals.out, 1),
                     rows.slice(residuals.log, 3),
                     rows.slice(residuals.delta, 3),
                 )
-                scores = _scores(rows_of.q, tile_k, rows, columns, bounds, visibility)
+                added = visibility.added(rows, columns)
+                scores = _scores(rows_of.q, tile_k, added, allowed, visibility)
                 keep_mask = visibility.keep_mask(rows, columns)
                 grads = _tile_gradients(rows_of, tile_k, tile_v, scores, keep_mask, visibility)
                 mask = state.mask
@@ -162,7 +162,7 @@ def gradients(
                     rows.add(state.q, grads[0], 1), state.k + grads[1], state.v + grads[2], mask
                 )
 
-            return _if_visible(bounds, more, state)
+            return _if_visible(visibility, rows, columns, more, state)
 
         dtype = so_far.q.dtype
         begin = state._replace(k=jnp.zeros(tile_k.shape, dtype), v=jnp.zeros(tile_v.shape, dtype))
@@ -176,19 +176,29 @@ def gradients(
     return jax.lax.fori_loop(first, end, by_columns, so_far)
 
 
-def _if_visible(bounds, more: Callable, else_):
-    """Compute a tile only if some query of it sees some key of it."""
+def _if_visible(visibility: Visibility, rows: Span, columns: Span, more: Callable, else_):
+    """Compute a tile only if some query of it sees some key of it.
+
+    `more` gets which scores count. Order and lengths are compared first, without a mask.
+    """
+    bounds = visibility.bounds(rows, columns)
+
+    def of_mask():
+        allowed = visibility.allowed(rows, columns, bounds)
+        if not visibility.has_bool_mask or allowed is None:
+            return more(allowed)
+        return jax.lax.cond(allowed.any(), lambda: more(allowed), lambda: else_)
+
     if bounds is None:
-        return more()
+        return of_mask()
     last, position = bounds
-    return jax.lax.cond(last.max() >= position.min(), more, lambda: else_)
+    return jax.lax.cond(last.max() >= position.min(), of_mask, lambda: else_)
 
 
-def _scores(q, k, rows: Span, columns: Span, bounds, visibility: Visibility):
+def _scores(q, k, added, allowed, visibility: Visibility):
     """The scores of a tile, minus infinity where they do not count."""
     scores = jnp.einsum("bqhgw,bkhw->bhgqk", q, k, preferred_element_type=wide(q.dtype))
-    scores = masked(visibility.setup.scale * scores, visibility.added(rows, columns))
-    return masked(scores, visibility.allowed(rows, columns, bounds))
+    return masked(masked(visibility.setup.scale * scores, added), allowed)
 
 
 def _more(running: RunningSoftmax, scores, v, keep_mask, rate: float) -> RunningSoftmax:

@@ -26,7 +26,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
+from torch.backends.cuda import (
+    cudnn_sdp_enabled,
+    flash_sdp_enabled,
+    math_sdp_enabled,
+    mem_efficient_sdp_enabled,
+)
 
 from isoshard.core.nn.dropout import gains
 from isoshard.core.runtime.caches import PROGRAMS, Bounded, cached
@@ -79,7 +84,8 @@ def attend(
         (.., heads, L, Ev), of the query's dtype.
 
     Raises:
-        RuntimeError: the arguments do not fit together; torch's own message.
+        RuntimeError: the arguments do not fit together; torch's own message. Or
+            `torch.nn.attention.sdpa_kernel` allows only backends that do not take them.
     """
     inputs = (query, key, value)
     if 0 <= dropout_p < 1 and _are_ours(*inputs, attn_mask) and forward_levels() < 0:
@@ -88,8 +94,36 @@ def attend(
             return _FLASH(*inputs, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
         if efficient and mem_efficient_sdp_enabled():
             return _EFFICIENT(*inputs, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+        if (flash or efficient) and not math_sdp_enabled():
+            _check_cudnn(flash, *inputs, attn_mask, dropout_p)
+            return _FLASH(*inputs, 0.0, is_causal, scale=scale)[0]
     return _ATTEND.decompose(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _check_cudnn(flash: bool, query: Any, key: Any, value: Any, mask: Any, rate: float) -> None:
+    """Raise for a call that no backend takes of those that `sdpa_kernel` allows."""
+    reasons = []
+    if flash_sdp_enabled():
+        what = f"dropout_p={rate}" if flash else "this mask, or other widths of key and value"
+        reasons.append(f"FLASH_ATTENTION does not take {what}")
+    if mem_efficient_sdp_enabled():
+        reasons.append("EFFICIENT_ATTENTION does not take attn_mask with is_causal")
+    if cudnn_sdp_enabled():
+        if (platform := jax.default_backend()) != "gpu":
+            reasons.append(f"CUDNN_ATTENTION is for GPUs, and the devices are of {platform!r}")
+        elif rate or mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
+            reasons.append(
+                "CUDNN_ATTENTION takes float16 or bfloat16 without attn_mask and dropout, not "
+                f"{query.dtype} with dropout_p={rate}"
+            )
+        elif flash:
+            return
+    raise RuntimeError(
+        "scaled_dot_product_attention: no backend that torch.nn.attention.sdpa_kernel allows takes "
+        f"this call on the jax device: {'; '.join(reasons) or 'it allows none'}. Allow "
+        "EFFICIENT_ATTENTION or MATH as well."
     )
 
 

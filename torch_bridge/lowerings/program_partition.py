@@ -51,14 +51,23 @@ _PARTITION: contextvars.ContextVar[Partition] = contextvars.ContextVar(
 )
 
 
+_PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
+
+
 @contextlib.contextmanager
-def compiling_for(layouts: Iterable[Sharding]) -> Iterator[None]:
-    """Declare the shardings of the program that is compiled."""
-    token = _PARTITION.set(_merged(layouts))
+def compiling_for(layouts: Iterable[Sharding], platform: str = "") -> Iterator[None]:
+    """Declare the shardings of the program that is compiled, and the platform of its devices."""
+    tokens = _PARTITION.set(_merged(layouts)), _PLATFORM.set(platform)
     try:
         yield
     finally:
-        _PARTITION.reset(token)
+        _PARTITION.reset(tokens[0])
+        _PLATFORM.reset(tokens[1])
+
+
+def target_platform() -> str:
+    """The platform of the program being compiled: "cpu", "gpu", "tpu"; by default JAX's own."""
+    return _PLATFORM.get() or jax.default_backend()
 
 
 def partition() -> Partition:

@@ -32,20 +32,32 @@ from isoshard.core.lifting.in_blocks import in_blocks
 from isoshard.core.nn.dot_product_attention import products
 from isoshard.core.nn.dropout import words_of
 
+from .program_partition import target_platform
 from .registry import lower
-from .sequence_split import may_split
+from .sequence_split import is_split, may_split
+from .tiled_masks import tiled_mask_of
 
 
 def _static(q: jax.Array, is_causal: bool, scale: float | None, rate: float) -> Any:
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return partitioned_attention(bool(is_causal), float(factor), rate=float(rate))
+    return partitioned_attention(
+        bool(is_causal), float(factor), rate=float(rate), platform=target_platform()
+    )
+
+
+def _is_partitioned(static: Any, q: jax.Array, k: jax.Array, mask: Any) -> bool:
+    """Whether each device gets a program of its own, by the shardings that the compiler chose.
+
+    XLA would partition the loop over tiles as well, but not a kernel in it.
+    """
+    return may_split(q.shape, k.shape[-2]) or (is_split() and static.is_tiled(q, k, mask))
 
 
 def _forward(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    mask: jax.Array | None,
+    mask: Any,
     is_causal: bool,
     scale: float | None,
     rate: float = 0.0,
@@ -53,9 +65,11 @@ def _forward(
 ) -> tuple[jax.Array, jax.Array]:
     """The result and the logarithm of its sums, round a ring if the sequence is split."""
     static = _static(q, is_causal, scale, rate)
+    if static.is_tiled(q, k, None):
+        mask = tiled_mask_of(mask, q, k)
 
     def unsharded(q: jax.Array, k: jax.Array, *others: Any):
-        attend = static if may_split(q.shape, k.shape[-2]) else static.unsharded
+        attend = static if _is_partitioned(static, q, k, others[1]) else static.unsharded
         return attend(q, k, *others)
 
     return in_blocks(unsharded, functools.partial(attend_in_blocks, static))(q, k, v, mask, words)
@@ -66,7 +80,7 @@ def _backward(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    mask: jax.Array | None,
+    mask: Any,
     out: jax.Array,
     logsumexp: jax.Array,
     is_causal: bool,
@@ -77,6 +91,8 @@ def _backward(
 ) -> tuple[jax.Array | None, ...]:
     """The gradients of query, key, value and mask; the last is None where it is not required."""
     static = _static(q, is_causal, scale, rate)
+    if static.is_tiled(q, k, None) and not wants_mask:
+        mask = tiled_mask_of(mask, q, k)
 
     def unsharded(
         grad: jax.Array,
@@ -88,9 +104,10 @@ def _backward(
         delta: jax.Array,
         words: jax.Array | None,
     ):
-        if may_split(q.shape, k.shape[-2]):
+        if _is_partitioned(static, q, k, mask):
             return static.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask, words)
-        return static.unsharded_gradients(grad, q, k, v, mask, None, wants_mask, words)
+        used = delta if static.is_tiled(q, k, mask) else None
+        return static.unsharded_gradients(grad, q, k, v, mask, logsumexp, used, wants_mask, words)
 
     blocks = functools.partial(gradients_in_blocks, static, wants_mask=wants_mask)
     return in_blocks(unsharded, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad), words)

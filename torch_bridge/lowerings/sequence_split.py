@@ -71,6 +71,11 @@ def may_split(queries: tuple[int, ...], keys: int) -> bool:
     return any(_may(*split, queries, keys) for split in _SPLITS.get())
 
 
+def is_split() -> bool:
+    """Whether the program splits anything over devices, and is not one device's already."""
+    return bool(_SPLITS.get()) and not jax.sharding.get_abstract_mesh().manual_axes
+
+
 def _may(
     shape: tuple[int, ...] | None, axes: tuple[int, ...], queries: tuple[int, ...], keys: int
 ) -> bool:

@@ -102,6 +102,23 @@ def test_the_math_kernel_can_be_chosen():
     torch.testing.assert_close(got.cpu(), want)
 
 
+UNAVAILABLE = {
+    "FLASH_ATTENTION does not take dropout_p=0.5": ("FLASH_ATTENTION", {"dropout_p": 0.5}),
+    "CUDNN_ATTENTION is for GPUs, and the devices are of 'cpu'": ("CUDNN_ATTENTION", {}),
+}
+
+
+def test_backends_that_do_not_take_a_call_are_named():
+    tensors = [x.to("jax") for x in usual()]
+    for message, (backend, options) in UNAVAILABLE.items():
+        with sdpa_kernel([getattr(SDPBackend, backend)]):
+            with pytest.raises(RuntimeError, match=message):
+                attend(*tensors, **options)
+        with sdpa_kernel([getattr(SDPBackend, backend), SDPBackend.EFFICIENT_ATTENTION]):
+            attend(*tensors, **options)
+    xs.sync()
+
+
 def test_dropout_drops_and_scales():
     q, k = draw(B, H, 64, E).to("jax"), draw(B, H, 64, E).to("jax")
     value = torch.ones(B, H, 64, E, device="jax", requires_grad=True)

@@ -18,6 +18,7 @@ from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.lowerings.cse import shared_program
 
 from .image_layout import Env, Images
+from .mask_origins import MaskOrigins
 from .rewrites import Rewriter
 
 
@@ -135,7 +136,7 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
             if notes.names:
                 results = notes.all_named(env, results)
         env += results
-        entry_values.note(recipe, entry, len(results))
+        entry_values.note(recipe, entry, len(results), floats)
     return env
 
 
@@ -182,7 +183,7 @@ class EntryValues:
 
     Args:
         env: the value of each slot so far; who calls this puts the results there.
-        makers: what made each of them: recipe and entry, or None for an input.
+        makers: what made each of them: recipe, entry and the lifted floats, or None for an input.
         unmerged: of products the value from before its axes were merged, by slot; written, too.
     """
 
@@ -192,6 +193,7 @@ class EntryValues:
         """See the class."""
         self._env = env
         self._rewriter, self._images = Rewriter(env, makers, unmerged), Images(env)
+        self._masks = MaskOrigins(env, self._rewriter.makers)
         self.note = self._rewriter.note
 
     def of(self, recipe: Recipe, entry: Sequence[int], floats: Sequence[Any], key: Any) -> Any:
@@ -200,7 +202,8 @@ class EntryValues:
         if results is None:
             results = self._images.rewrite(recipe, entry, floats)
         if results is None:
-            results = recipe.run([self._env[slot] for slot in entry[1:]], floats, key)
+            with self._masks.of_entry(recipe, entry):
+                results = recipe.run([self._env[slot] for slot in entry[1:]], floats, key)
         return list(results)
 
 

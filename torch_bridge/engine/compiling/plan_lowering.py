@@ -73,7 +73,7 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
         if sharding_ids.blocks(layout_id) is None
     ]
     marks, meshes = (
-        compiling_for(even),
+        compiling_for(even, platform_of(plan)),
         custom_partitioning.shardings_of_program(map(sharding_ids.sharding, named)),
     )
     dtypes = jax.numpy_dtype_promotion("standard")

@@ -141,7 +141,7 @@ class Rewriter:
 
     Args:
         env: the value of each slot so far; filled by the interpreter.
-        makers: what made each of them: recipe and entry, or None for an input.
+        makers: what made each of them: recipe, entry and lifted floats, or None for an input.
         unmerged: of products the value from before its axes were merged, by slot; written, too.
     """
 
@@ -153,12 +153,12 @@ class Rewriter:
     ):
         """See the class."""
         self._env = env
-        self._makers: list[Any] = [*makers]
+        self.makers: list[Any] = [*makers]
         self._unmerged: dict[int, Any] = {} if unmerged is None else unmerged
 
-    def note(self, recipe: Any, entry: Any, count: int) -> None:
+    def note(self, recipe: Any, entry: Any, count: int, floats: Sequence[Any] = ()) -> None:
         """Remember what made the next `count` slots; recipe None for an input."""
-        self._makers += [(recipe, entry) if recipe is not None else None] * count
+        self.makers += [(recipe, entry, floats) if recipe is not None else None] * count
 
     def rewrite(self, recipe: Any, entry: Sequence[int]) -> list[Any] | None:
         """The results of an entry, or None to run its recipe."""
@@ -181,7 +181,7 @@ class Rewriter:
         return None
 
     def _view(self, chain: Chain, slot: int) -> list[Any] | None:
-        maker = self._makers[slot]
+        maker = self.makers[slot]
         if chain.ops == (_TURN,) and maker and maker[0].name == "aten::mm":
             return [product(self._matrix(maker[1][2]).turn(), self._matrix(maker[1][1]).turn())[0]]
         if chain.ops[0][0] == "reshape":
@@ -213,7 +213,7 @@ class Rewriter:
         if unmerged is None:
             return merged
         unmerged = unmerged if bias is None else (unmerged + wide(bias)).astype(dtype)
-        self._unmerged[len(self._makers)] = unmerged
+        self._unmerged[len(self.makers)] = unmerged
         return unmerged.reshape(merged.shape)
 
     def _sum_of_rows(self, call: Any, slot: int) -> list[Any] | None:
@@ -233,10 +233,10 @@ class Rewriter:
         value = self._env[slot]
         if slot in self._unmerged and value.ndim == 2:
             return Matrix(self._unmerged[slot], False)
-        maker = self._makers[slot]
+        maker = self.makers[slot]
         if maker is None:
             return Matrix(value, False)
-        recipe, entry = maker
+        recipe, entry = maker[:2]
         if recipe.name in _REMAKES:
             source = self._env[entry[1]]
             if source.shape == value.shape:
@@ -268,7 +268,7 @@ class Rewriter:
         contract = ((count if a.turned else count + 1,), (count + 1 if b.turned else count,))
         out = dot_general(a.array, b.array, (contract, (axes, axes)))
         merged = out.reshape(math.prod(batch), *out.shape[count:])
-        self._unmerged[len(self._makers)] = out
+        self._unmerged[len(self.makers)] = out
         return [merged]
 
     def _operand(self, slot: int) -> MatmulOperand:
@@ -276,10 +276,10 @@ class Rewriter:
         value = self._env[slot]
         if slot in self._unmerged:
             return MatmulOperand(self._unmerged[slot], False)
-        maker = self._makers[slot]
+        maker = self.makers[slot]
         if maker is None:
             return MatmulOperand(value, False)
-        recipe, entry = maker
+        recipe, entry = maker[:2]
         if recipe.name in _REMAKES:
             source = self._env[entry[1]]
             if source.shape == value.shape:

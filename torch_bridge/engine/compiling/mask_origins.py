@@ -1,0 +1,95 @@
+"""The operations on the tape that a mask of attention comes from, as a jaxpr of its own.
+
+An attention of long sequences computes its mask tile by tile (`core/nn/tiled_mask.py`), and for
+that needs to know how the mask was computed. The operations are followed back while their results
+have as many elements as queries by keys; what is smaller is an argument. XLA removes the mask that
+is computed as an array if nothing else reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from isoshard.torch_bridge.lowerings.tiled_masks import Origin, origins
+
+_ATTENTION = "aten::_scaled_dot_product_"
+
+
+class MaskOrigins:
+    """Programs of masks among the values of a tape.
+
+    Args:
+        env: the value of each slot so far.
+        makers: what made each of them: recipe, entry and the lifted floats, or None for an input.
+    """
+
+    def __init__(self, env: Sequence[Any], makers: Sequence[Any]):
+        """See the class."""
+        self._env, self._makers = env, makers
+        self._origins: dict[int, Origin | None] = {}
+        self._constant: dict[int, bool] = {}
+
+    def of_entry(self, recipe: Any, entry: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
+        """Context in which the lowering of an entry reads the origins of its operands."""
+        if not recipe.name.startswith(_ATTENTION):
+            return contextlib.nullcontext()
+
+        def origin_of(array: Any) -> Origin | None:
+            slot = next((slot for slot in entry[1:] if self._env[slot] is array), None)
+            return None if slot is None else self._origin(slot)
+
+        return origins(origin_of)
+
+    def _origin(self, slot: int) -> Origin | None:
+        if slot not in self._origins:
+            self._origins[slot] = self._traced(slot)
+        return self._origins[slot]
+
+    def _traced(self, mask: int) -> Origin | None:
+        followed = self._followed(mask)
+        if not followed:
+            return None
+        used = (operand for slot in followed for operand in self._makers[slot][1][1:])
+        arguments = sorted(slot for slot in {*used} if slot not in followed)
+        floats = [value for slot in followed for value in self._floats(slot)]
+
+        def origin(values: Sequence[Any], floats: Sequence[Any]) -> Any:
+            env, rest = dict(zip(arguments, values, strict=True)), iter(floats)
+            for slot in sorted(followed):
+                recipe, entry = self._makers[slot][:2]
+                own = [next(rest) for _ in range(recipe.lifted)]
+                (env[slot],) = recipe.run([env[operand] for operand in entry[1:]], own, None)
+            return env[mask]
+
+        values = [self._env[slot] for slot in arguments]
+        return jax.make_jaxpr(origin)(values, floats), [*values, *floats]
+
+    def _followed(self, mask: int) -> list[int]:
+        """The slots whose operations are followed, in order."""
+        least = math.prod(self._env[mask].shape[-2:])
+        followed, pending = set[int](), [mask]
+        while pending:
+            slot = pending.pop()
+            maker = self._makers[slot]
+            if slot in followed or maker is None or self._env[slot].size < least:
+                continue
+            recipe, entry = maker[:2]
+            if (
+                recipe.count > 1
+                or recipe.random
+                or len(maker) < 3
+                or recipe.name == "mark_sharding"
+            ):
+                continue
+            followed.add(slot)
+            pending += entry[1:]
+        return sorted(followed)
+
+    def _floats(self, slot: int) -> Sequence[Any]:
+        maker = self._makers[slot]
+        return maker[2] if len(maker) > 2 else ()
