@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.kit import MaskTerms, TiledMask, mask_terms
+from isoshard.core.kit import MaskTerms, TiledMask, compilation, mask_terms
 
 if TYPE_CHECKING:
     from .partitioned_attention import Attention
@@ -132,20 +132,17 @@ def _run_splash(
     k: Any,
     v: Any,
 ) -> jax.Array:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
-    mask: Any = masks.FullMask(lengths)
+    mask: Any = compilation.SPLASH_FULL.resolve()(lengths)
     if window != (None, None):
-        mask = masks.LocalMask(lengths, window, 0)
+        mask = compilation.SPLASH_WINDOW.resolve()(lengths, window, 0)
     rows, columns = (_block(length) for length in lengths)
-    kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([mask] * heads),
+    kernel = compilation.SPLASH_KERNEL.resolve()(
+        compilation.SPLASH_HEADS.resolve()([mask] * heads),
         head_shards=1,
         q_seq_shards=1,
         save_residuals=logarithms,
         interpret=interpret,
-        block_sizes=splash.BlockSizes(
+        block_sizes=compilation.SPLASH_BLOCKS.resolve()(
             block_q=rows,
             block_kv=columns,
             block_kv_compute=columns,
@@ -160,7 +157,7 @@ def _run_splash(
     if segments is None:
         out = jax.vmap(kernel)(q, k, v)
     else:
-        out = jax.vmap(kernel)(q, k, v, splash.SegmentIds(*segments))
+        out = jax.vmap(kernel)(q, k, v, compilation.SPLASH_SEGMENTS.resolve()(*segments))
     return out[1][0] if logarithms else out
 
 

@@ -16,6 +16,42 @@ CUSTOM_PARTITIONING = NAMES.state(
     without="operators that split themselves (attention, Fourier transforms) raise",
 )
 
+SPLASH_KERNEL = NAMES.state(
+    "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel.make_splash_mha",
+    why="is the attention kernel of TPUs",
+    without="attention of long sequences on TPUs raises",
+)
+
+SPLASH_BLOCKS = NAMES.state(
+    "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel.BlockSizes",
+    why="are the blocks of that kernel",
+    without="attention of long sequences on TPUs raises",
+)
+
+SPLASH_SEGMENTS = NAMES.state(
+    "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel.SegmentIds",
+    why="tells that kernel which tokens are of one document",
+    without="attention of long sequences on TPUs raises",
+)
+
+SPLASH_HEADS = NAMES.state(
+    "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask.MultiHeadMask",
+    why="is the mask of that kernel",
+    without="attention of long sequences on TPUs raises",
+)
+
+SPLASH_FULL = NAMES.state(
+    "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask.FullMask",
+    why="hides nothing from a query",
+    without="attention of long sequences on TPUs raises",
+)
+
+SPLASH_WINDOW = NAMES.state(
+    "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask.LocalMask",
+    why="hides what is outside a window",
+    without="attention of long sequences on TPUs raises",
+)
+
 MEMORY_ORDER = NAMES.state(
     "jax.experimental.layout.Layout",
     why="is the order of the axes of an array in memory",

@@ -40,7 +40,7 @@ def mask_of(kind: str, ids: torch.Tensor, keep: torch.Tensor) -> torch.Tensor | 
     if kind == "packed":
         return causal & (ids[:, None, :, None] == ids[:, None, None, :])
     if kind == "bias":
-        far = (columns - rows).to(torch.float32)[None, None] * 0.1
+        far = -(columns - rows).abs().to(torch.float32)[None, None] * 0.1
         return far.masked_fill(~keep[:, None, None, :], -torch.inf)
     return None
 
