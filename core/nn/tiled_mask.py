@@ -92,6 +92,10 @@ class MaskFunction:
 
     def of(self, leaves: Sequence[Any], rows: Slice, columns: Slice) -> jax.Array:
         """The mask of slices of leaves."""
+        with jax.enable_x64(True):  # as where the mask was traced: torch's indices have 64 bits
+            return self._values(leaves, rows, columns)[self.result]
+
+    def _values(self, leaves: Sequence[Any], rows: Slice, columns: Slice) -> list[Any]:
         values: list[Any] = list(leaves)
         sides = {_ROWS: rows, _COLUMNS: columns}
         for step in self.steps:
@@ -108,7 +112,7 @@ class MaskFunction:
                 continue
             operands = jnp.broadcast_arrays(*[values[index] for index in step.operands])
             values.append(step.primitive.bind(*operands, **params))
-        return values[self.result]
+        return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,6 +304,10 @@ class _Terms:
             return None
         if name == "convert_element_type" and jnp.issubdtype(params["new_dtype"], jnp.integer):
             return terms[0]
+        if name == "mul":
+            factors = sorted(terms, key=lambda term: term[:2] == (0, 0))
+            scalable = factors[1][:2] == (0, 0)
+            return tuple(x * factors[1][2] for x in factors[0]) if scalable else None  # type: ignore
         if name in ("add", "sub"):
             sign = 1 if name == "add" else -1
             a, b = terms
@@ -307,8 +315,8 @@ class _Terms:
         return None
 
     def _extents(self, index: int) -> tuple[int, ...]:
-        if index < len(self.function.leaves):
-            return self.function.leaves[index]
+        if index < len(self.mask.leaves):
+            return self.mask.leaves[index].shape  # of this device
         step = self._step(index)
         assert step is not None
         if step.primitive is None:

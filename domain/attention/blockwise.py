@@ -30,24 +30,31 @@ from .setup import Extras, Setup
 if TYPE_CHECKING:
     from .partitioned_attention import Attention
 
-_SCORES = 1 << 20
-"""Scores of one head from which tiles are used: on a CPU they take as long as the dense form with
-512 queries and keys, 0.6 to 0.7 of its time with 1,024, and 0.5 to 0.9 with 2,048."""
+SCORES = {"cpu": 1 << 20}
+"""Scores of one head from which tiles are used, by platform: on a CPU they take as long as the
+dense form with 512 queries and keys, 0.6 to 0.7 of its time with 1,024, 0.5 to 0.9 with 2,048."""
+
+ACCELERATOR_SCORES = 1 << 24
+"""The same of accelerators, whose memory holds the scores of 4,096 tokens, but not many of them."""
 
 _SHORTEST = 256
-"""Queries and keys of the smallest sequence that is tiled: one tile."""
+"""Queries and keys of the smallest sequence that is tiled."""
 
-_TILE = 256
+_TILE = {"cpu": 256}
+_ACCELERATOR_TILE = 512
 
 
-def is_long(queries: int, keys: int) -> bool:
+def is_long(queries: int, keys: int, platform: str = "cpu") -> bool:
     """Whether an attention is computed in tiles.
 
     Example:
-        >>> is_long(512, 512), is_long(4096, 4096), is_long(1, 1 << 20)
+        >>> is_long(512, 512), is_long(2048, 2048), is_long(1, 1 << 20)
         (False, True, False)
+        >>> is_long(2048, 2048, "tpu"), is_long(4096, 4096, "tpu")
+        (False, True)
     """
-    return queries * keys >= _SCORES and min(queries, keys) >= _SHORTEST
+    fewest = SCORES.get(platform, ACCELERATOR_SCORES)
+    return queries * keys >= fewest and min(queries, keys) >= _SHORTEST
 
 
 def forward(
@@ -112,7 +119,7 @@ def _setup(static: Attention, q: jax.Array, k: jax.Array) -> Setup:
         causal=static.causal,
         scale=static.scale,
         rate=static.rate,
-        tile=_TILE,
+        tile=_TILE.get(static.platform, _ACCELERATOR_TILE),
         mask_rotates=False,
     )
 

@@ -66,6 +66,7 @@ class Attention:
         mask: how a mask follows from its leaves, which are operands in its stead; else None.
         platform: "tpu", "gpu" or "cpu": the target, whose kernel is used for long sequences.
         interpret: whether Pallas kernels are interpreted, for tests without a TPU.
+        takes_kernels: whether a kernel of the platform may be called at all.
     """
 
     causal: bool
@@ -75,6 +76,7 @@ class Attention:
     mask: MaskFunction | None = None
     platform: str = "cpu"
     interpret: bool = False
+    takes_kernels: bool = True
 
     def __call__(
         self,
@@ -170,10 +172,13 @@ class Attention:
 
     def is_tiled(self, q: jax.Array, k: jax.Array, mask: Any) -> bool:
         """Whether scores exist one tile at a time, where neither sequence is split."""
-        return isinstance(mask, TiledMask) or blockwise.is_long(q.shape[-2], k.shape[-2])
+        is_long = blockwise.is_long(q.shape[-2], k.shape[-2], self.platform)
+        return is_long or isinstance(mask, TiledMask)
 
     def _kernel(self, q: Any, k: Any, v: Any, mask: Any) -> kernels.Kernel | None:
-        return kernels.kernel_of(self, q, k, v, mask) if self.is_tiled(q, k, mask) else None
+        if not self.takes_kernels or not self.is_tiled(q, k, mask):
+            return None
+        return kernels.kernel_of(self, q, k, v, mask)
 
     def mask_of(self, operand: Any) -> Any:
         """The mask of the operand that is in its stead."""
@@ -217,7 +222,7 @@ def _without_kernel(static: Attention) -> Attention:
 
     Kernels have some, and each device's own function may have them.
     """
-    return dataclasses.replace(static, platform="cpu")
+    return dataclasses.replace(static, takes_kernels=False)
 
 
 def _unsharded(static: Attention, q, k, v, mask, key_data):

@@ -53,10 +53,12 @@ CUSTOM_PARTITIONING = "custom_partitioning"
 """The primitive of the operators."""
 
 _TALK = frozenset("ppermute psum psum_invariant all_gather all_to_all reduce_scatter".split())
+_SPECIFIC = _TALK | {"pallas_call"}
+"""What only the program of each device has: collectives, and kernels."""
 
 
 def with_custom_partitions(step: TracedStep) -> ClosedJaxpr:
-    """A step's program with its operators partitioned, if the result of one has collectives.
+    """A step's program with its operators partitioned, if one has collectives or kernels then.
 
     Returns:
         A program of the same inputs and results; the step's own if it has no such operators.
@@ -66,9 +68,9 @@ def with_custom_partitions(step: TracedStep) -> ClosedJaxpr:
     step = dataclasses.replace(step, mesh=auto(step.mesh))  # an operator is never in a typed part
     program = inlined(step.program, holding=CUSTOM_PARTITIONING)
     sharding = boundary_shardings(step, program, declared=True)
-    talking = list[Any]()
-    new = _CustomPartitions(step, sharding, talking).program(program)
-    return new if talking else program
+    specific = list[Any]()
+    new = _CustomPartitions(step, sharding, specific).program(program)
+    return new if specific else program
 
 
 def _has_custom_partitioning(program: Any) -> bool:
@@ -80,9 +82,9 @@ def _partitioned(
     sharding: dict[Any, NamedSharding],
     equation: Any,
     fixed: dict[Any, Any],
-    talking: list[Any],
+    specific: list[Any],
 ) -> list[Any]:
-    """The equations that replace an operator; one with collectives is appended to `talking`.
+    """The equations that replace an operator; if they have any of `_SPECIFIC`, `specific` gets it.
 
     An array that several operators read is constrained once: `fixed` has it by variable.
     """
@@ -111,8 +113,8 @@ def _partitioned(
 
     with jax.enable_x64(step.wide):
         body = jax.make_jaxpr(per_device)(*arguments)
-    if any(equation.primitive.name in _TALK for equation in equations(body)):
-        talking.append(equation)
+    if any(equation.primitive.name in _SPECIFIC for equation in equations(body)):
+        specific.append(equation)
     before = list[Any]()
     for variable, shape in zip(equation.invars, operand_structs, strict=True):
         if not hasattr(variable, "val") and variable not in fixed:
@@ -152,15 +154,15 @@ class _CustomPartitions(JaxprRewriter):
     """Replaces operators of `custom_partitioning` by their partitioned programs, at any depth."""
 
     def __init__(
-        self, step: TracedStep, sharding: dict[Any, NamedSharding], talking: list[Any]
+        self, step: TracedStep, sharding: dict[Any, NamedSharding], specific: list[Any]
     ) -> None:
         super().__init__()
-        self._step, self._sharding, self._talking = step, sharding, talking
+        self._step, self._sharding, self._specific = step, sharding, specific
         self._fixed = dict[Any, Any]()
 
     def equation(self, eqn: Any, context: Any) -> Iterable[Any]:
         if eqn.primitive.name == CUSTOM_PARTITIONING:
-            return _partitioned(self._step, self._sharding, eqn, self._fixed, self._talking)
+            return _partitioned(self._step, self._sharding, eqn, self._fixed, self._specific)
         if any(_has_custom_partitioning(nested) for nested in jaxprs_inside(eqn.params)):
             return [self.inside(eqn, context)]
         return [eqn]

@@ -76,20 +76,32 @@ class MaskOrigins:
         while pending:
             slot = pending.pop()
             maker = self._makers[slot]
-            if slot in followed or maker is None or self._env[slot].size < least:
+            if slot in followed or maker is None or not _is_followed(*maker):
                 continue
-            recipe, entry = maker[:2]
-            if (
-                recipe.count > 1
-                or recipe.random
-                or len(maker) < 3
-                or recipe.name == "mark_sharding"
-            ):
+            if self._env[slot].size < least and not self._is_constant(slot):
                 continue
             followed.add(slot)
-            pending += entry[1:]
+            pending += maker[1][1:]
         return sorted(followed)
+
+    def _is_constant(self, slot: int) -> bool:
+        """Whether a value depends on no input, as positions do."""
+        if slot not in self._constant:
+            maker = self._makers[slot]
+            self._constant[slot] = (
+                maker is not None
+                and _is_followed(*maker)
+                and all(self._is_constant(operand) for operand in maker[1][1:])
+            )
+        return self._constant[slot]
 
     def _floats(self, slot: int) -> Sequence[Any]:
         maker = self._makers[slot]
         return maker[2] if len(maker) > 2 else ()
+
+
+def _is_followed(recipe: Any, _entry: Any, *floats: Any) -> bool:
+    """Whether an operation can be computed again by tiles; templates lack its `floats`."""
+    return (
+        recipe.count == 1 and not recipe.random and bool(floats) and recipe.name != "mark_sharding"
+    )

@@ -171,7 +171,7 @@ class Rewriter:
         if recipe.name == "aten::bmm":
             return self._batched(entry[1], entry[2])
         if recipe.name in whole_indices.READS:
-            chains = [whole_indices.made_by(slot, self._makers) for slot in entry[2:]]
+            chains = [whole_indices.made_by(slot, self.makers) for slot in entry[2:]]
             whole = whole_indices.read_whole(self._env[entry[1]], recipe, chains)
             return None if whole is None else [whole]
         if isinstance(recipe.detail, Chain):

@@ -61,7 +61,7 @@ def made_by(slot: int, makers: Sequence[Any]) -> list[Any]:
     """What made a slot, and the first operand of that, and so on: recipes with their entries."""
     chain: list[Any] = []
     while makers[slot] is not None:
-        recipe, entry = makers[slot]
+        recipe, entry = makers[slot][:2]
         chain.append((recipe, entry))
         if not isinstance(recipe.detail, Chain) and recipe.name != "aten::add.Tensor":
             break
