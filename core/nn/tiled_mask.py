@@ -456,7 +456,8 @@ def _called(eqn: Any) -> Any:
 def _values(program: Any, atoms: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
     """The values of atoms of a program."""
     variables = list(dict.fromkeys(atoms))
-    values = jaxpr_as_fun(replaced(program, outvars=variables))(*arguments)
+    with jax.enable_x64(True):
+        values = jaxpr_as_fun(replaced(program, outvars=variables))(*arguments)
     value_of = dict(zip(variables, values, strict=True))
     return [value_of[atom] for atom in atoms]
 

@@ -48,22 +48,21 @@ class Kernel:
     """A kernel and what it is called with.
 
     Attributes:
-        attend: of (batch, heads, queries, width), keys, values and `segments`; the result.
-        logarithms: of the same; the logarithms of the sums of exponentials, float32.
+        attend: of `segments`, (batch, heads, queries, width), keys and values; the result.
+        attend_with_logarithms: the same, and the logarithms of the sums of exponentials, float32.
         segments: int32 arrays [batch, queries] and [batch, keys]: documents; None for one.
         hides: whether a query may see no key; kernels then return a mean of values.
     """
 
     attend: Callable[..., jax.Array]
-    logarithms: Callable[..., jax.Array]
+    attend_with_logarithms: Callable[..., tuple[jax.Array, jax.Array]]
     segments: tuple[jax.Array, jax.Array] | None
     hides: bool
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[jax.Array, jax.Array]:
         """The result, 0 for a query that sees no key, and the logarithms."""
         with jax.enable_x64(False):  # Mosaic has no 64-bit indices
-            out, _ = jax.vjp(functools.partial(self.attend, self.segments), q, k, v)
-            log = self.logarithms(self.segments, q, k, v)
+            out, log = self.attend_with_logarithms(self.segments, q, k, v)
         if not self.hides:
             return out, log
         return jnp.where(_seen(log), out, 0), jnp.where(_seen(log)[..., 0], log, -jnp.inf)
@@ -131,7 +130,7 @@ def _run_splash(
     q: Any,
     k: Any,
     v: Any,
-) -> jax.Array:
+) -> Any:
     mask: Any = compilation.SPLASH_FULL.resolve()(lengths)
     if window != (None, None):
         mask = compilation.SPLASH_WINDOW.resolve()(lengths, window, 0)
@@ -158,7 +157,7 @@ def _run_splash(
         out = jax.vmap(kernel)(q, k, v)
     else:
         out = jax.vmap(kernel)(q, k, v, compilation.SPLASH_SEGMENTS.resolve()(*segments))
-    return out[1][0] if logarithms else out
+    return (out[0], out[1][0]) if logarithms else out
 
 
 def _block(length: int) -> int:
@@ -186,7 +185,7 @@ def _cudnn(static: Attention, q: Any, k: Any, terms: MaskTerms) -> Kernel | None
             implementation="cudnn",
             return_residual=logarithms,
         )
-        return (out[1] if logarithms else out).swapaxes(1, 2)
+        return jax.tree.map(lambda x: x.swapaxes(1, 2), out)
 
     return Kernel(functools.partial(run, False), functools.partial(run, True), None, False)
 

@@ -67,7 +67,8 @@ class MaskOrigins:
             return env[mask]
 
         values = [self._env[slot] for slot in arguments]
-        return jax.make_jaxpr(origin)(values, floats), [*values, *floats]
+        with jax.enable_x64(True):  # as operations of the tape, not as the attention's lowering
+            return jax.make_jaxpr(origin)(values, floats), [*values, *floats]
 
     def _followed(self, mask: int) -> list[int]:
         """The slots whose operations are followed, in order."""
