@@ -161,8 +161,17 @@ class _ModuleTensors:
 
 
 def _after(gradients: list[torch.Tensor], leaves: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`leaves`, their tensors such that they are computed after `gradients`."""
-    positions = [n for n, leaf in enumerate(leaves) if isinstance(leaf, lazy_tensor.LazyTensor)]
+    """`leaves`, their tensors such that they are computed after `gradients`.
+
+    Indices and masks are as they were: a barrier would keep an array of a mask that is computed by
+    tiles. What is computed of these alone is shared with the forward pass.
+    """
+    positions = [
+        n
+        for n, leaf in enumerate(leaves)
+        if isinstance(leaf, lazy_tensor.LazyTensor)
+        and (leaf.is_floating_point() or leaf.is_complex())
+    ]
     if not positions:
         return leaves
     late = _After.apply(len(gradients), *gradients, *(leaves[n] for n in positions))

@@ -30,9 +30,9 @@ from isoshard.core.kit import (
     no_locations,
     scope_of,
 )
+from isoshard.planner.propagation.self_split import with_custom_partitions
 
 from .hlo_costs import KERNEL
-from .self_split import with_custom_partitions
 from .targets import CompilerMissingError, PlanningError
 
 

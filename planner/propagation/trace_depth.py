@@ -39,6 +39,7 @@ from .flat_program import CONSTANT, FlatProgram, flattened
 from .fusion import Fusion
 from .layout_copies import REORDER, copy_gpu_operands, reorder
 from .local_program import LocalProgram
+from .self_split import with_custom_partitions
 from .sharding_propagation import ArrayShardings, propagate
 from .spmd_lowering import spmd_lowered
 from .spmd_rewrites import promote_floats, reassociate_sums
@@ -64,7 +65,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     """
     rules = _rules(step, scatters)
     layouts = ArrayShardings(dict(step.mesh.shape))
-    flat = flattened(step.program)
+    flat = flattened(with_custom_partitions(step))
     sharding, target = value_shardings(step, flat, layouts)
     local = spmd_lowered(flat, layouts, sharding, target, rules)
     if rules.sums_first:

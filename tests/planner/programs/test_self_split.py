@@ -17,7 +17,7 @@ from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 from isoshard.domain.attention.partitioned_attention import Attention
 from isoshard.planner.programs.compiling import by_partitioner
 from isoshard.planner.programs.device_ops import collective_axes
-from isoshard.planner.programs.self_split import CUSTOM_PARTITIONING, with_custom_partitions
+from isoshard.planner.propagation.self_split import CUSTOM_PARTITIONING, with_custom_partitions
 
 ATTEND = Attention(False, 1.0)
 SHAPE = (4, 2, 64, 8)

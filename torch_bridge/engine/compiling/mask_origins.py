@@ -17,6 +17,8 @@ import jax
 
 from isoshard.torch_bridge.lowerings.tiled_masks import Origin, origins
 
+from .whole_indices import whole_read
+
 _ATTENTION = "aten::_scaled_dot_product_"
 
 
@@ -63,7 +65,10 @@ class MaskOrigins:
             for slot in sorted(followed):
                 recipe, entry = self._makers[slot][:2]
                 own = [next(rest) for _ in range(recipe.lifted)]
-                (env[slot],) = recipe.run([env[operand] for operand in entry[1:]], own, None)
+                operands = [env[operand] for operand in entry[1:]]
+                env[slot] = whole_read(recipe, entry, operands, self._makers)
+                if env[slot] is None:
+                    (env[slot],) = recipe.run(operands, own, None)
             return env[mask]
 
         values = [self._env[slot] for slot in arguments]

@@ -171,8 +171,8 @@ class Rewriter:
         if recipe.name == "aten::bmm":
             return self._batched(entry[1], entry[2])
         if recipe.name in whole_indices.READS:
-            chains = [whole_indices.made_by(slot, self.makers) for slot in entry[2:]]
-            whole = whole_indices.read_whole(self._env[entry[1]], recipe, chains)
+            operands = [self._env[slot] for slot in entry[1:]]
+            whole = whole_indices.whole_read(recipe, entry, operands, self.makers)
             return None if whole is None else [whole]
         if isinstance(recipe.detail, Chain):
             return self._view(recipe.detail, entry[1])

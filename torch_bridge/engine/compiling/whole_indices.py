@@ -27,20 +27,30 @@ READS = frozenset(
 )
 
 
-def read_whole(x: jax.Array, recipe: Any, makers: Sequence[Any]) -> jax.Array | None:
-    """`x[indices]` without a gather; None where the indices are not whole axes in order.
+def whole_read(
+    recipe: Any, entry: Sequence[int], operands: Sequence[Any], makers: Sequence[Any]
+) -> jax.Array | None:
+    """The result of an entry without a gather; None where it reads no whole axes in order.
 
     Args:
-        x: an array.
-        recipe: of the operation.
-        makers: of each index array, what made it and what made that, as `made_by` gives them.
+        recipe: of the entry.
+        entry: its recipe's number and the slots of its operands.
+        operands: the values of these.
+        makers: what made each slot: recipe, entry and more, or None for an input.
     """
+    if recipe.name not in READS:
+        return None
     indices = recipe.detail.args[1]
     if not all(isinstance(index, Slot) for index in indices):
         return None
-    shapes = [_shape(chain) for chain in makers]
+    shapes = [_shape(made_by(slot, makers)) for slot in entry[2:]]
     if len(shapes) != len(indices) or None in shapes:
         return None
+    return _reshaped(operands[0], [shape for shape in shapes if shape is not None])
+
+
+def _reshaped(x: jax.Array, shapes: Sequence[tuple[int, ...]]) -> jax.Array | None:
+    """`x[indices]`, for indices that are ranges of some shapes; None if these are not its axes."""
     shape = np.broadcast_shapes(*shapes)
     axes: list[int] = []
     for extent, index_shape in zip(x.shape, shapes, strict=False):

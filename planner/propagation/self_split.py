@@ -47,7 +47,8 @@ from isoshard.core.kit import (
     inlined,
     jaxprs_inside,
 )
-from isoshard.planner.propagation.boundary_shardings import boundary_shardings
+
+from .boundary_shardings import boundary_shardings
 
 CUSTOM_PARTITIONING = "custom_partitioning"
 """The primitive of the operators."""
