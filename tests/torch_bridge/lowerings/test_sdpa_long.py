@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
+from isoshard.torch_bridge.recompute import checkpoint_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
@@ -129,3 +131,38 @@ def test_dropout_and_a_mask_with_a_gradient():
         attend(*tensors, leaf).square().sum().backward()
         grads.append(leaf.grad.cpu())
     torch.testing.assert_close(grads[1], grads[0], rtol=1e-3, atol=1e-6)
+
+
+def test_a_recomputed_layer_of_transformers_has_no_array_of_its_mask():
+    """transformers computes one mask before its layers, which `checkpoint_module` runs again."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    ids = torch.randint(64, (2, LENGTH), generator=GENERATOR)
+    expected = model.double()(input_ids=ids, labels=ids).loss
+    expected.backward()
+    want = model.model.embed_tokens.weight.grad.clone()
+    model.float().zero_grad()
+    model.to("jax")
+    for layer in model.model.layers:
+        checkpoint_module(layer)
+
+    @xs.compile
+    def step(ids: Any) -> Any:
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        return loss.detach()
+
+    loss = step(ids.to("jax"))
+    torch.testing.assert_close(loss.cpu(), expected.detach(), rtol=1e-5, atol=1e-5)
+    grad = model.model.embed_tokens.weight.grad.cpu().double()
+    torch.testing.assert_close(grad, want, rtol=1e-3, atol=1e-6)
+    check_linear(step)
