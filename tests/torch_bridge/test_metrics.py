@@ -1,6 +1,9 @@
 """What the engine tells: causes of compilations, transfers with their line, memory, warnings."""
 
 import inspect
+import logging
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, metrics
-from isoshard.torch_bridge.engine.compiling import program, recompile_reasons
+from isoshard.torch_bridge.engine.compiling import long_compilations, program, recompile_reasons
 
 
 @pytest.fixture(autouse=True)
@@ -98,14 +101,47 @@ def test_a_family_of_programs_that_only_grows_is_warned_of(monkeypatch):
     monkeypatch.setattr(recompile_reasons, "LONG", 0.0)
     monkeypatch.setattr(recompile_reasons, "_FAMILIES", {})
     with pytest.warns(iso.RecompilationWarning, match=r"3 programs .* keep what grows on the CPU"):
-        for size in range(2, 6):
+        for size in range(2, 10, 2):
             torch.ones(size).to("jax").erfinv().sum().item()
+
+
+def test_an_input_that_grows_by_one_is_warned_of_at_the_third_program(monkeypatch):
+    monkeypatch.setattr(recompile_reasons, "_FAMILIES", {})
+    cache = torch.ones(3, 4).to("jax")
+    tokens = [torch.ones(1, 4).to("jax") for _ in range(3)]
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        for number, token in enumerate(tokens):
+            cache = torch.cat([cache, token])
+            cache.expm1().sum().item()
+            assert len(record) == (number == 2)
+    text = str(record[0].message)
+    assert "3 programs of the same" in text and "[5, 4], before float32[4, 4], longer by one" in text
+    assert "static cache" in text and "transformers.StaticCache" in text
+
+
+def test_a_compilation_that_takes_long_is_on_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(long_compilations, "SECONDS", 0.0)
+    build = program.custom_partitioning.compiled
+
+    def compiled(*args):
+        while not caplog.records:  # the line of its size comes before it ends
+            time.sleep(0.01)
+        return build(*args)
+
+    monkeypatch.setattr(program.custom_partitioning, "compiled", compiled)
+    with caplog.at_level(logging.WARNING, logger="isoshard"):
+        torch.ones(7).to("jax").sinh().cosh().sum().item()
+    where = here(-1)
+    size, done = (record.getMessage() for record in caplog.records)
+    assert where in size and "compiling a program of 4 operations, for 0 s so far" in size
+    assert where in done and "the program of 4 operations was compiled in" in done
 
 
 def test_compiled_programs_are_bounded(monkeypatch):
     monkeypatch.setattr(program, "KEPT", 2)
     monkeypatch.setattr(program, "_PROGRAMS", {})
-    for size in range(2, 7):
+    for size in range(2, 12, 2):
         np.testing.assert_allclose(torch.full((size,), 2.0).to("jax").log2().numpy(), 1.0)
     assert len(program._PROGRAMS) == 2
     assert metrics.counters()["evictions"] == 3
@@ -113,7 +149,7 @@ def test_compiled_programs_are_bounded(monkeypatch):
 
 def test_programs_go_before_the_system_has_no_room_left(monkeypatch):
     monkeypatch.setattr(program, "_PROGRAMS", {})
-    for size in range(2, 6):
+    for size in range(2, 10, 2):
         torch.full((size,), 2.0).to("jax").exp2().sum().item()
     before = len(program._PROGRAMS)
     monkeypatch.setattr(program, "MAP_SHARE", 0.0)

@@ -38,7 +38,7 @@ from isoshard.torch_bridge.engine.values.value import (
     placed_layout,
 )
 
-from . import recompile_reasons
+from . import long_compilations, recompile_reasons
 from .compile_request import Blocks, CompileRequest, request_of
 from .dynamic_indices import with_dynamic_indices
 from .failed_ops import explain, is_of_an_operation, mark_failed
@@ -400,7 +400,8 @@ def build(
         lower: makes StableHLO of it; None as it was recorded.
     """
     lower = lower or (lambda: lowered(plan, arrays, keep_unused=True))
-    with warnings.catch_warnings():
+    operations = sum(isinstance(entry[0], int) for entry in plan.program)
+    with long_compilations.reported(operations), warnings.catch_warnings():
         # An input that is not needed any more is donated even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         hits = compilation_cache.hits()

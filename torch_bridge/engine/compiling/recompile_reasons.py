@@ -38,16 +38,26 @@ class Family:
     Attributes:
         programs: how many were compiled because of another shape.
         seconds: what that took.
+        grown: how many because an input was longer by one.
     """
 
     programs: int = 0
     seconds: float = 0.0
+    grown: int = 0
 
 
 _SHAPES = ("new input shape", "new shape", "another place")
 _PAD = (
     "Every new shape or static argument is another program: pad to a few sizes, keep what grows on "
     "the CPU, or give what changes as a tensor."
+)
+_GROWS = ", longer by one"
+GROWN = 2
+"""Programs after the first for inputs that grow by one each time, which is no coincidence then."""
+_STATIC = (
+    "It grows in every call, and each length is a program: write into memory of the largest size "
+    "and mask what is not filled. For keys and values that is a static cache: `generate` takes one; "
+    "in a loop of your own take transformers.StaticCache. Or keep what grows on the CPU."
 )
 _INDEX = (
     "A Python number as the place along an axis that is split over devices is part of the program: "
@@ -80,6 +90,15 @@ def report(plan: Any, seconds: float) -> None:
     short = family.seconds < long or family.programs < MANY
     family.programs += grows
     family.seconds += seconds * grows
+    is_longer = cause.endswith(_GROWS)
+    family.grown += is_longer
+    if is_longer and family.grown == GROWN:
+        warnings.warn(
+            f"{where}: {family.programs + 1} programs of the same {operations} operations were "
+            f"compiled; the last because of: {cause}. {_STATIC}",
+            RecompilationWarning,
+            stacklevel=2,
+        )
     if short and family.programs >= MANY and family.seconds >= long:
         warnings.warn(
             f"{where}: {family.programs} programs of the same {operations} operations were "
@@ -145,7 +164,8 @@ def _difference(plan: Any, earlier: Any) -> str:
     for new, old in zip(_entries(plan), _entries(earlier), strict=True):
         if new != old:
             if not isinstance(new[0], int):
-                return f"new input shape or dtype: {_shape(new)}, before {_shape(old)}"
+                longer = _GROWS if _is_longer(new, old) else ""
+                return f"new input shape or dtype: {_shape(new)}, before {_shape(old)}{longer}"
             if new[1:] == old[1:] and is_only_moved(RECIPES[new[0]], RECIPES[old[0]]):
                 moved = moved or f"another place in {_name(new)}"
                 continue
@@ -168,6 +188,13 @@ def _difference(plan: Any, earlier: Any) -> str:
     if plan.live != earlier.live:
         return "other results are kept alive"
     return "other inputs may be donated"
+
+
+def _is_longer(new: Any, old: Any) -> bool:
+    """Whether an input differs from another by one more along one axis."""
+    if new[1] != old[1] or len(new[0]) != len(old[0]):
+        return False
+    return sorted(a - b for a, b in zip(new[0], old[0], strict=True) if a != b) == [1]
 
 
 def _shape(entry: Any) -> str:
