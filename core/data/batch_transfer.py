@@ -15,7 +15,7 @@ program, where the order of messages is the same in all processes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
@@ -33,6 +33,7 @@ from isoshard.core.transfer.device_dtypes import device_dtype
 from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
 from isoshard.core.transfer.process_local import from_local, global_shape
 
+from .batch_lengths import FILL, pad_lengths
 from .batch_rows import BatchRows, assign_specs, uneven_error
 from .ordered_queue import END
 
@@ -82,6 +83,8 @@ class Placer:
         spec: one for all, a tree of them, or a Plan.
         last: "error", "drop" or "pad".
         mask: the key of the mask of padded rows.
+        lengths: to which sequences are padded, ascending; empty if they are not.
+        fill: the arrays of sequences, and what they are padded with.
         local: whether this process passes only its local data.
         copy: as for `shard`.
         exact: whether 64-bit floats raise where JAX has none, instead of being rounded.
@@ -94,6 +97,8 @@ class Placer:
     spec: Any
     last: str = "error"
     mask: str | None = None
+    lengths: tuple[int, ...] = ()
+    fill: Mapping[str, Any] = dataclasses.field(default_factory=lambda: FILL)
     local: bool = False
     copy: bool | None = True
     exact: bool = False
@@ -173,6 +178,8 @@ class Placer:
             raise ShardingError(
                 f"{self.name}: it already has an entry {self.mask!r}; pass another mask"
             )
+        if self.lengths:
+            pad_lengths(leaves, self.lengths, self.fill, self.name)
         assign_specs(leaves, structure, self.mesh, self.spec, self.name)
         return leaves, structure
 

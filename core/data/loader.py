@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jax.sharding import Mesh
@@ -39,6 +39,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSET
 from isoshard.core.runtime import metrics, samples
 
+from .batch_lengths import FILL
 from .batch_transfer import DeviceBatch, Placer
 from .feed import Feed
 from .ordered_queue import END, OrderedQueue
@@ -55,6 +56,8 @@ def loader(
     prefetch: int = 2,
     last: Last = "error",
     mask: str | None = None,
+    lengths: Sequence[int] | None = None,
+    fill: Mapping[str, Any] | None = None,
     local: bool = False,
     framework: str = "jax",
     copy: bool | None = True,
@@ -75,6 +78,12 @@ def loader(
             batch, so that no second program is compiled.
         mask: with last="pad" and batches that are dictionaries, the key under which each gets an
             array of booleans: True for the rows that are no padding.
+        lengths: to which the sequences of a batch are padded along axis 1, at their end: to the
+            smallest that is enough, so that there is one program for each length. With
+            local=True, the batches of all processes must need the same one.
+        fill: with lengths, the names of the arrays that are padded, and the value for each. By
+            default those of transformers: 0 for "input_ids", "attention_mask", "token_type_ids"
+            and "position_ids", -100 for "labels".
         local: whether each process passes only its own rows of every batch, as for `from_local`.
             Otherwise each passes all of it, and transfers the shards of its devices.
         framework: of the batches' arrays: "jax", where 64-bit floats are rounded to 32 bits while
@@ -102,6 +111,12 @@ def loader(
         ...     print(batch["x"], batch["real"].sum())
         [0 1 2 3 4 5 6 7] 8
         [0 1 2 0 1 2 0 1] 3
+        >>> tokens = [{"input_ids": np.ones((8, n), int)} for n in (3, 7, 12)]
+        >>> for batch in loader(tokens, mesh, P("data"), lengths=(8, 16)):
+        ...     print(batch["input_ids"].shape)
+        (8, 8)
+        (8, 8)
+        (8, 16)
     """
     wrong = []
     if not isinstance(prefetch, int) or prefetch < 0:
@@ -110,6 +125,13 @@ def loader(
         wrong.append(f"last={last!r} is none of 'error', 'drop' and 'pad'")
     if mask is not None and last != "pad":
         wrong.append(f"mask={mask!r} masks padded rows, and needs last='pad'")
+    if fill is not None and lengths is None:
+        wrong.append("fill= pads sequences, and needs lengths=")
+    sizes = () if lengths is None else tuple(sorted(lengths))
+    if lengths is not None and not all(
+        isinstance(size, int) and size > 0 for size in sizes or (0,)
+    ):
+        wrong.append(f"lengths={lengths!r} are no lengths of sequences; give integers above 0")
     if framework not in ("jax", "torch"):
         wrong.append(f"framework={framework!r} is neither 'jax' nor 'torch'")
     if wrong:
@@ -121,6 +143,7 @@ def loader(
     if isinstance(spec, Plan) and any(factor.inputs is not UNSET for factor in spec.factors):
         spec = spec.for_inputs()
     options = {"last": last, "mask": mask, "local": local, "copy": copy}
+    options |= {"lengths": sizes, "fill": FILL if fill is None else fill}
     options |= {"name": name or "batch", "exact": framework != "jax"}
     return Loader(iterable, as_mesh(mesh), spec, prefetch, framework, options)
 

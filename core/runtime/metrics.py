@@ -80,6 +80,7 @@ DESCRIPTIONS = {
     "data.batches": "batches that loaders gave",
     "data.waits": "of these, not ready when requested",
     "data.padded_rows": "rows repeated to fill batches",
+    "data.padded_positions": "positions added to sequences",
     "data.dropped_rows": "rows left out, in last batches that do not divide",
 }
 

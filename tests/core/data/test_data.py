@@ -44,6 +44,59 @@ class Failing:
         raise OSError("the disk is gone")
 
 
+def sequences(*lengths, **more):
+    return [
+        {
+            "input_ids": np.ones((8, n), np.int32),
+            "labels": np.ones((8, n), np.int32),
+            "score": np.ones((8, 3), np.float32),
+            **more,
+        }
+        for n in lengths
+    ]
+
+
+class TestLengths:
+    def test_sequences_are_padded_to_the_smallest_length_that_is_enough(self, mesh):
+        metrics.reset()
+        source = sequences(3, 4, 5, 9)
+        loaded = list(iso.data.loader(source, mesh, P("x"), lengths=(12, 4)))
+        assert [batch["input_ids"].shape[1] for batch in loaded] == [4, 4, 12, 12]
+        for batch, given in zip(loaded, source, strict=True):
+            count = given["labels"].shape[1]
+            assert np.array_equal(batch["labels"][:, :count], given["labels"])
+            assert np.all(np.asarray(batch["labels"][:, count:]) == -100)
+            assert np.all(np.asarray(batch["input_ids"][:, count:]) == 0)
+            assert batch["score"].shape == (8, 3)
+        assert metrics.counters()["data.padded_positions"] == 2 * 8 * (1 + 0 + 7 + 3)
+
+    def test_other_arrays_are_named_by_fill(self, mesh):
+        source = [{"frames": np.ones((8, 3, 5), np.float32), "labels": np.ones((8, 3), np.int32)}]
+        (batch,) = iso.data.loader(source, mesh, P("x"), lengths=(4,), fill={"frames": np.nan})
+        assert batch["frames"].shape == (8, 4, 5) and bool(np.isnan(batch["frames"][:, 3]).all())
+        assert batch["labels"].shape == (8, 3)
+
+    @pytest.mark.parametrize(
+        ("options", "source", "message"),
+        [
+            ({"lengths": (4, 8)}, sequences(9), "9 is longer than the last of lengths=\\(4, 8\\)"),
+            (
+                {"lengths": (4,), "fill": {"words": 0}},
+                sequences(3),
+                "pads words, and the batch has",
+            ),
+            ({"lengths": (4,), "fill": {"n": 0}}, sequences(3, n=np.ones(8)), "ndarray of 1 axes"),
+            ({"lengths": ()}, sequences(3), "lengths=\\(\\) are no lengths"),
+            ({"lengths": (0, 4)}, sequences(3), "give integers above 0"),
+            ({"fill": {"input_ids": 1}}, sequences(3), "needs lengths="),
+        ],
+        ids=["too long", "other names", "one axis", "none", "zero", "fill alone"],
+    )
+    def test_mistakes_raise(self, mesh, options, source, message):
+        with pytest.raises(iso.ShardingError, match=message):
+            list(iso.data.loader(source, mesh, P("x"), **options))
+
+
 class TestBatches:
     @pytest.mark.parametrize("prefetch", [0, 2])
     def test_all_come_in_order_and_sharded(self, mesh, prefetch):
