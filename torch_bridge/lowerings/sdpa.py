@@ -34,7 +34,7 @@ from isoshard.core.nn.dropout import words_of
 
 from .program_partition import target_platform
 from .registry import lower
-from .sequence_split import is_split, may_split
+from .sequence_split import is_partitioned, may_split
 from .tiled_masks import tiled_mask_of
 
 
@@ -50,7 +50,7 @@ def _is_partitioned(static: Any, q: jax.Array, k: jax.Array, mask: Any) -> bool:
 
     XLA would partition the loop over tiles as well, but not a kernel in it.
     """
-    return may_split(q.shape, k.shape[-2]) or (is_split() and static.is_tiled(q, k, mask))
+    return may_split(q.shape, k.shape[-2]) or (is_partitioned() and static.is_tiled(q, k, mask))
 
 
 def _forward(

@@ -33,6 +33,7 @@ from isoshard.core.layout.spec import axis_names
 _Split = tuple[tuple[int, ...] | None, tuple[int, ...]]  # a shape if known, and the axes split
 
 _SPLITS: contextvars.ContextVar[tuple[_Split, ...]] = contextvars.ContextVar("splits", default=())
+_SEVERAL: contextvars.ContextVar[bool] = contextvars.ContextVar("several", default=False)
 
 
 @contextlib.contextmanager
@@ -52,11 +53,13 @@ def splitting(
     shardings = [(shape, _axes(s)) for shape, s in named]
     # JAX compiles an operator that queries its sharding only where all layouts are on one mesh.
     splits = tuple(split for split in shardings if split[1]) if len(meshes) == 1 else ()
-    token = _SPLITS.set(tuple(dict.fromkeys(splits)))
+    several = len(meshes) == 1 and next(iter(meshes)).size > 1
+    tokens = _SPLITS.set(tuple(dict.fromkeys(splits))), _SEVERAL.set(several)
     try:
         yield
     finally:
-        _SPLITS.reset(token)
+        _SPLITS.reset(tokens[0])
+        _SEVERAL.reset(tokens[1])
 
 
 def may_split(queries: tuple[int, ...], keys: int) -> bool:
@@ -71,9 +74,12 @@ def may_split(queries: tuple[int, ...], keys: int) -> bool:
     return any(_may(*split, queries, keys) for split in _SPLITS.get())
 
 
-def is_split() -> bool:
-    """Whether the program splits anything over devices, and is not one device's already."""
-    return bool(_SPLITS.get()) and not jax.sharding.get_abstract_mesh().manual_axes
+def is_partitioned() -> bool:
+    """Whether the program is for several devices, and what is lowered is not one device's already.
+
+    So it is where no input is split: a planner traces a step before it has shardings.
+    """
+    return _SEVERAL.get() and not jax.sharding.get_abstract_mesh().manual_axes
 
 
 def _may(
