@@ -305,9 +305,7 @@ class _Terms:
         if name == "convert_element_type" and jnp.issubdtype(params["new_dtype"], jnp.integer):
             return terms[0]
         if name == "mul":
-            factors = sorted(terms, key=lambda term: term[:2] == (0, 0))
-            scalable = factors[1][:2] == (0, 0)
-            return tuple(x * factors[1][2] for x in factors[0]) if scalable else None  # type: ignore
+            return _scaled(*terms) or _scaled(*reversed(terms))  # type: ignore
         if name in ("add", "sub"):
             sign = 1 if name == "add" else -1
             a, b = terms
@@ -330,6 +328,11 @@ class _Terms:
         function = dataclasses.replace(self.function, result=index)
         rows, columns = (Slice(0, 0, self.mask.shape[axis]) for axis in (_ROWS, _COLUMNS))
         return function.of(self.mask.leaves, rows, columns)
+
+
+def _scaled(term: tuple[int, int, int], factor: tuple[int, int, int]) -> Any:
+    """A term times another that is a number; None if it is no number."""
+    return None if factor[:2] != (0, 0) else tuple(value * factor[2] for value in term)
 
 
 def tiled_mask(program: Any, arguments: Sequence[Any]) -> TiledMask:

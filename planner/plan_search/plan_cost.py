@@ -75,7 +75,7 @@ def cost_of(
         planned = dataclasses.replace(planned, program=constrained(planned.program, outputs))
     program: DeviceProgram
     if depth == "trace":
-        program = by_tracing(planned)
+        program = by_tracing(planned, kernels=False)
     else:
         program = by_partitioner(for_compilers(planned) if loops else planned)
     time, _ = time_of(program, mesh)

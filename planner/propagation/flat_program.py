@@ -119,7 +119,7 @@ class FlatProgram:
         results: ids of its results.
         manual: values inside of a `shard_map`, of which only other axes can be split.
         uses_declared_rules: operators that declare their rule (`declared_rule`) are one operation.
-        variables: the program's own variables -> ids.
+        variables: those of the program, and of its loops and branches -> ids.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ def flattened(program: Any, *, declared: bool = False) -> FlatProgram:
     _write(flat, flat.scope, jaxpr, ids, {})
     flat.results = tuple(_value_id(var, ids) for var in jaxpr.outvars)
     flat.scope.results = flat.results
-    flat.variables = ids
+    flat.variables |= ids
     _without_dead(flat.scope)
     return flat
 
@@ -301,6 +301,7 @@ def _body(
             rule = identity(flat.shapes[index])
             scope.ops.append(FlatOp("edge", None, rule, (operand,), (index,)))
     _write(flat, scope, body.jaxpr, inside, {})
+    flat.variables |= inside
     ends = tuple(_value_id(var, inside) for var in body.jaxpr.outvars)
     for link in body.results:
         result, end = results[link.outside], ends[link.inside]

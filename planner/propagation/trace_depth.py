@@ -51,7 +51,9 @@ LARGEST = 20
 """How many of the largest live arrays are reported."""
 
 
-def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgram:
+def by_tracing(
+    step: TracedStep, *, scatters: bool | None = None, kernels: bool = True
+) -> DeviceProgram:
     """The program of one device and its memory, without XLA.
 
     Args:
@@ -59,13 +61,15 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
         scatters: whether terms of a split result are added up by a reduce-scatter, as XLA does for
             TPU and GPU, or by an all-reduce and a slice, as it does for CPU. None: by the mesh's
             devices.
+        kernels: whether operators of `custom_partitioning` are their devices' own programs, such
+            as a kernel of attention; else they are partitioned as what they compute.
 
     Returns:
         Operations in the order in which they run, and memory. Its notes are the assumptions.
     """
     rules = _rules(step, scatters)
     layouts = ArrayShardings(dict(step.mesh.shape))
-    flat = flattened(with_custom_partitions(step))
+    flat = flattened(with_custom_partitions(step) if kernels else step.program)
     sharding, target = value_shardings(step, flat, layouts)
     local = spmd_lowered(flat, layouts, sharding, target, rules)
     if rules.sums_first:

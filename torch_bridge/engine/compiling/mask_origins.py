@@ -17,7 +17,7 @@ import jax
 
 from isoshard.torch_bridge.lowerings.tiled_masks import Origin, origins
 
-from .whole_indices import whole_read
+from .ordered_indices import ordered_read
 
 _ATTENTION = "aten::_scaled_dot_product_"
 
@@ -66,7 +66,7 @@ class MaskOrigins:
                 recipe, entry = self._makers[slot][:2]
                 own = [next(rest) for _ in range(recipe.lifted)]
                 operands = [env[operand] for operand in entry[1:]]
-                env[slot] = whole_read(recipe, entry, operands, self._makers)
+                env[slot] = ordered_read(recipe, entry, operands, self._makers)
                 if env[slot] is None:
                     (env[slot],) = recipe.run(operands, own, None)
             return env[mask]

@@ -56,8 +56,8 @@ GROWN = 2
 """Programs after the first for inputs that grow by one each time, which is no coincidence then."""
 _STATIC = (
     "It grows in every call, and each length is a program: write into memory of the largest size "
-    "and mask what is not filled. For keys and values that is a static cache: `generate` takes one; "
-    "in a loop of your own take transformers.StaticCache. Or keep what grows on the CPU."
+    "and mask what is not filled. For keys and values that is a static cache: `generate` takes "
+    "one; in a loop of your own take transformers.StaticCache. Or keep what grows on the CPU."
 )
 _INDEX = (
     "A Python number as the place along an axis that is split over devices is part of the program: "

@@ -32,7 +32,7 @@ from isoshard.torch_bridge.engine.values.views import Chain, forward
 from isoshard.torch_bridge.lowerings.argument_forms import wide, wide_dtype
 from isoshard.torch_bridge.lowerings.integer_products import dot_general
 
-from . import whole_indices
+from . import ordered_indices
 
 _TURN = ("permute", (1, 0))
 """The view operation that transposes a matrix."""
@@ -47,9 +47,11 @@ _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::sum.dim_In
 def looked_through(recipe: Any, entry: Sequence[int], makers: Sequence[Any]) -> list[int]:
     """The slots that a rewrite of an entry may look at: its operands, and theirs."""
     slots = dict.fromkeys(entry[1:])
-    if recipe.name in whole_indices.READS:
-        made = [made for slot in entry[2:] for made in whole_indices.made_by(slot, makers)]
-        return [*dict.fromkeys([*slots, *(slot for _, made_of in made for slot in made_of[1:])])]
+    if recipe.name in ordered_indices.READS:
+        for index in entry[2:]:
+            for _, producer in ordered_indices.producers(index, makers):
+                slots.update(dict.fromkeys(producer[1:]))
+        return [*slots]
     turns = isinstance(recipe.detail, Chain) and recipe.detail.ops == (_TURN,)
     if not turns and recipe.name not in _PRODUCTS:
         return [*slots]
@@ -170,10 +172,10 @@ class Rewriter:
             return self._sum_of_rows(recipe.detail, entry[1])
         if recipe.name == "aten::bmm":
             return self._batched(entry[1], entry[2])
-        if recipe.name in whole_indices.READS:
+        if recipe.name in ordered_indices.READS:
             operands = [self._env[slot] for slot in entry[1:]]
-            whole = whole_indices.whole_read(recipe, entry, operands, self.makers)
-            return None if whole is None else [whole]
+            read = ordered_indices.ordered_read(recipe, entry, operands, self.makers)
+            return None if read is None else [read]
         if isinstance(recipe.detail, Chain):
             return self._view(recipe.detail, entry[1])
         if recipe.name == "aten::_unsafe_view":

@@ -27,7 +27,7 @@ READS = frozenset(
 )
 
 
-def whole_read(
+def ordered_read(
     recipe: Any, entry: Sequence[int], operands: Sequence[Any], makers: Sequence[Any]
 ) -> jax.Array | None:
     """The result of an entry without a gather; None where it reads no whole axes in order.
@@ -43,7 +43,7 @@ def whole_read(
     indices = recipe.detail.args[1]
     if not all(isinstance(index, Slot) for index in indices):
         return None
-    shapes = [_shape(made_by(slot, makers)) for slot in entry[2:]]
+    shapes = [_shape(producers(slot, makers)) for slot in entry[2:]]
     if len(shapes) != len(indices) or None in shapes:
         return None
     return _reshaped(operands[0], [shape for shape in shapes if shape is not None])
@@ -67,7 +67,7 @@ def _reshaped(x: jax.Array, shapes: Sequence[tuple[int, ...]]) -> jax.Array | No
     return x.transpose(*order, *rest).reshape(*shape, *x.shape[len(axes) :])
 
 
-def made_by(slot: int, makers: Sequence[Any]) -> list[Any]:
+def producers(slot: int, makers: Sequence[Any]) -> list[Any]:
     """What made a slot, and the first operand of that, and so on: recipes with their entries."""
     chain: list[Any] = []
     while makers[slot] is not None:
