@@ -116,7 +116,9 @@ def test_an_input_that_grows_by_one_is_warned_of_at_the_third_program(monkeypatc
             cache.expm1().sum().item()
             assert len(record) == (number == 2)
     text = str(record[0].message)
-    assert "3 programs of the same" in text and "[5, 4], before float32[4, 4], longer by one" in text
+    assert (
+        "3 programs of the same" in text and "[5, 4], before float32[4, 4], longer by one" in text
+    )
     assert "static cache" in text and "transformers.StaticCache" in text
 
 
