@@ -66,7 +66,8 @@ class Attention:
         mask: how a mask follows from its leaves, which are operands in its stead; else None.
         platform: "tpu", "gpu" or "cpu": the target, whose kernel is used for long sequences.
         interpret: whether Pallas kernels are interpreted, for tests without a TPU.
-        takes_kernels: whether a kernel of the platform may be called at all.
+        is_global: whether it is computed on global arrays, for a partitioner: with all scores, whose
+            axes it can follow, and without kernels.
     """
 
     causal: bool
@@ -76,7 +77,7 @@ class Attention:
     mask: MaskFunction | None = None
     platform: str = "cpu"
     interpret: bool = False
-    takes_kernels: bool = True
+    is_global: bool = False
 
     def __call__(
         self,
@@ -172,17 +173,20 @@ class Attention:
 
     def is_tiled(self, q: jax.Array, k: jax.Array, mask: Any) -> bool:
         """Whether scores exist one tile at a time, where neither sequence is split."""
+        if self.is_global:
+            return False
         is_long = blockwise.is_long(q.shape[-2], k.shape[-2], self.platform)
         return is_long or isinstance(mask, TiledMask)
 
     def _kernel(self, q: Any, k: Any, v: Any, mask: Any) -> kernels.Kernel | None:
-        if not self.takes_kernels or not self.is_tiled(q, k, mask):
-            return None
-        return kernels.kernel_of(self, q, k, v, mask)
+        return kernels.kernel_of(self, q, k, v, mask) if self.is_tiled(q, k, mask) else None
 
     def mask_of(self, operand: Any) -> Any:
         """The mask of the operand that is in its stead."""
-        return operand if self.mask is None else TiledMask(self.mask, tuple(operand))
+        if self.mask is None:
+            return operand
+        mask = TiledMask(self.mask, tuple(operand))
+        return mask.dense() if self.is_global else mask
 
     def _with_leaves(self, mask: Any) -> tuple[Attention, Any]:
         """These arguments for operands that are arrays, and the operand for a mask."""
@@ -217,22 +221,22 @@ def _attend_backward(static: Attention, saved, cotangents):
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _without_kernel(static: Attention) -> Attention:
-    """For the function of global arrays, which `custom_partitioning` takes without constants.
+def _of_global_arrays(static: Attention) -> Attention:
+    """For the function that `custom_partitioning` takes, which has no constants, as kernels have.
 
-    Kernels have some, and each device's own function may have them.
+    It is not what a device computes, but what shardings propagate through.
     """
-    return dataclasses.replace(static, takes_kernels=False)
+    return dataclasses.replace(static, is_global=True)
 
 
 def _unsharded(static: Attention, q, k, v, mask, key_data):
-    return _without_kernel(static).unsharded(q, k, v, mask, key_data)
+    return _of_global_arrays(static).unsharded(q, k, v, mask, key_data)
 
 
 def _unsharded_gradients(
     static: Attention, dout, q, k, v, mask, log, delta, key_data, of_mask=False
 ):
-    portable = _without_kernel(static)
+    portable = _of_global_arrays(static)
     grads = portable.unsharded_gradients(dout, q, k, v, mask, log, delta, of_mask, key_data)
     pairs = zip(grads, (q, k, v, mask), strict=True)
     return tuple(x.astype(like.dtype) for x, like in pairs if x is not None)

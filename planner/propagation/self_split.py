@@ -54,8 +54,8 @@ CUSTOM_PARTITIONING = "custom_partitioning"
 """The primitive of the operators."""
 
 _TALK = frozenset("ppermute psum psum_invariant all_gather all_to_all reduce_scatter".split())
-_SPECIFIC = _TALK | {"pallas_call"}
-"""What only the program of each device has: collectives, and kernels."""
+_SPECIFIC = _TALK | {"pallas_call", "scan", "while"}
+"""What only the program of each device has: collectives, kernels, and loops over tiles."""
 
 
 def with_custom_partitions(step: TracedStep) -> ClosedJaxpr:
