@@ -66,8 +66,8 @@ class Attention:
         mask: how a mask follows from its leaves, which are operands in its stead; else None.
         platform: "tpu", "gpu" or "cpu": the target, whose kernel is used for long sequences.
         interpret: whether Pallas kernels are interpreted, for tests without a TPU.
-        is_global: whether it is computed on global arrays, for a partitioner: with all scores, whose
-            axes it can follow, and without kernels.
+        is_global: whether it is computed on global arrays, for a partitioner: with all scores,
+            whose axes it can follow, and without kernels.
     """
 
     causal: bool
