@@ -7,8 +7,8 @@ compiled for hardware that is not attached. `temporaries` is what the compiler's
 allocates on a device, and `largest` the largest array in it. An array of queries by keys would have
 at least one byte for each score, which is the last column. It needs the compilers: libtpu, and
 JAX's plugin for CUDA with nvcc (`python -m benchmarks.environments aot`), in this environment or
-in the one of ISOSHARD_COMPILER_PYTHON. The programs are exported for several devices, so they are
-those in tiles; kernels are chosen by each device's own compilation.
+in the one of ISOSHARD_COMPILER_PYTHON. For v5e they have splash attention where it takes the mask,
+else tiles; for H100 tiles, since JAX traces cuDNN's attention only where there is a GPU.
 """
 
 from __future__ import annotations

@@ -15,3 +15,4 @@ def register() -> None:
 
 def _install() -> None:
     importlib.import_module(f"{__name__}.hook")  # it wraps `generate`
+    importlib.import_module(f"{__name__}.shared_programs")  # of compiled steps

@@ -126,6 +126,14 @@ class CompiledStep:
             return self.step(*args, **kwargs)
         if self._shard_arguments is not None:
             self._shard_arguments(args, kwargs)
+        if STAND_INS:
+            for argument in (*args, *kwargs.values()):
+                if type(argument) in STAND_INS:
+                    return STAND_INS[type(argument)](self, args, kwargs)
+        return self.run(args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the step with its arguments as they are."""
         leaves, structure = _flattened(args, kwargs)
         arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
         key = (structure, signature(leaves, arguments), ambient())
@@ -335,6 +343,9 @@ PLANNING: set[int] = set()
 """Ids of the recorders that plan a step: a compiled step inside it is its function."""
 ARGUMENT_SHARDERS: list[Callable[..., ShardArguments | None]] = []
 """Called with a step and its first arguments; return a function that shards arguments, or None."""
+StandInRunner = Callable[[CompiledStep, tuple[Any, ...], dict[str, Any]], Any]
+STAND_INS: dict[type, StandInRunner] = {}
+"""By the type of an argument: runs a step with another object in its place."""
 MAX_CAPTURES = 16
 """Captures for arguments of one signature."""
 WARN_AFTER = 8
