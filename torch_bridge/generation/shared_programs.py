@@ -123,8 +123,8 @@ def _structure_of(step: Any, cache: Any, inputs: list[Any]) -> _Structure | None
 def _field_key(value: Any) -> Any:
     """What an attribute contributes to a structure; None if it may not be exchanged."""
     if isinstance(value, LazyTensor):
-        is_whole = value._storage.aval == value._aval and not value.requires_grad
-        return (value._aval, value._storage.value.layout) if is_whole else None
+        owns_storage = value._storage.aval == value._aval and not value.requires_grad
+        return (value._aval, value._storage.value.layout) if owns_storage else None
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.item()) if value.numel() == 1 else None
     return (type(value), repr(value))
