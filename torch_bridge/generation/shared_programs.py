@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from transformers.cache_utils import StaticCache
+from transformers.cache_utils import StaticCache, StaticLayer
 
 from isoshard.core.transfer.exchange import to_torch
 from isoshard.torch_bridge._torch_internals import pytree
@@ -35,8 +36,6 @@ from isoshard.torch_bridge.engine.values import sharding_ids
 from isoshard.torch_bridge.engine.values.value import Value
 from isoshard.torch_bridge.layout import marks
 
-from .full_cache import PLAIN
-
 
 class _StandIn(StaticCache):
     """What a step gets; its type is not replaced again."""
@@ -48,9 +47,11 @@ class _Structure:
     Attributes:
         stand_in: the cache that the step gets; None before the first call.
         initialized: of a cache without tensors: one as it was after the first call.
+        lock: held while the stand-in has the memory of a cache.
     """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self.stand_in: Any = None
         self.initialized: list[dict[str, Any]] | None = None
 
@@ -69,7 +70,11 @@ def run(step: capture.CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any
     if len(caches) != 1 or recorder().capture is not None or is_tracing():
         return step.run(args, kwargs)
     (cache,) = caches
-    inputs = [leaf._aval for leaf in leaves if isinstance(leaf, LazyTensor)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, LazyTensor)]
+    memory = {id(x._storage) for x in _tensors(cache)}
+    if any(id(tensor._storage) in memory for tensor in tensors):
+        return step.run(args, kwargs)  # it reads the cache's memory beside the cache
+    inputs = [tensor._aval for tensor in tensors]
     structure = _structure_of(step, cache, inputs)
     if structure is not None and structure.initialized is not None:
         _initialize(cache, structure.initialized)
@@ -86,7 +91,7 @@ def run(step: capture.CompiledStep, args: tuple[Any, ...], kwargs: dict[str, Any
     stand_in = structure.stand_in
 
     args, kwargs = _replaced((args, kwargs), cache, stand_in)
-    with _exchanged(cache, stand_in):
+    with structure.lock, _exchanged(cache, stand_in):
         result = step.run(args, kwargs)
     return _replaced(result, stand_in, cache)
 
@@ -99,18 +104,27 @@ def _namespaces(cache: Any) -> list[dict[str, Any]]:
     return [vars(layer) for layer in cache.layers]
 
 
+def _tensors(cache: Any) -> list[LazyTensor]:
+    values = [x for space in _namespaces(cache) for x in space.values()]
+    return [x for x in values if isinstance(x, LazyTensor)]
+
+
 def _structure_of(step: Any, cache: Any, inputs: list[Any]) -> _Structure | None:
     """Find or create the structure of a cache; None if it is not one that is understood."""
-    if not cache.layers or any(type(layer) not in PLAIN for layer in cache.layers):
+    # A layer with a window counts its tokens in Python: each number would be a structure.
+    if not cache.layers or any(type(layer) is not StaticLayer for layer in cache.layers):
         return None
-    tensors = [x for space in _namespaces(cache) for x in space.values()]
-    lazy = [x for x in tensors if isinstance(x, LazyTensor)]
+    lazy = _tensors(cache)
+    if len({id(x._storage) for x in lazy}) < len(lazy):
+        return None
     if any(x._storage.value.tape is not None for x in lazy):
         program.sync()  # a recorded value has no layout yet
-    fields = tuple([_field_key(x) for x in tensors])
-    if None in fields:
+    others = {name: x for name, x in vars(cache).items() if name != "layers"}
+    spaces = [others, *_namespaces(cache)]
+    fields = tuple([_field_key(x) for space in spaces for x in space.values()])
+    if None in fields or any(isinstance(x, torch.Tensor) for x in others.values()):
         return None
-    names = tuple([tuple(space) for space in _namespaces(cache)])
+    names = tuple([tuple(space) for space in spaces])
     key = (names, fields, () if lazy else tuple(inputs))
     structures = _STRUCTURES.setdefault(step, {})
     if key not in structures:
@@ -135,14 +149,12 @@ def _stand_in(cache: Any) -> Any:
     stand_in: Any = copy.copy(cache)
     stand_in.__class__ = _StandIn
     stand_in.layers = [copy.copy(layer) for layer in cache.layers]
-    tensors: dict[int, Any] = {}
     for layer in stand_in.layers:
         for name, value in vars(layer).items():
             if isinstance(value, LazyTensor):
-                if id(value) not in tensors:
-                    tensors[id(value)] = lazy_tensor.fresh(value._aval, Value())
-                    marks.copy_mark(value, tensors[id(value)])
-                setattr(layer, name, tensors[id(value)])
+                tensor = lazy_tensor.fresh(value._aval, Value())
+                marks.copy_mark(value, tensor)
+                setattr(layer, name, tensor)
     return stand_in
 
 
@@ -152,16 +164,15 @@ def _exchanged(cache: Any, stand_in: Any) -> Iterator[None]:
 
     What the step assigned to the stand-in is assigned to the cache, and taken back.
     """
-    before = [dict(space) for space in _namespaces(stand_in)]
-    pairs = {
-        id(own): (own._storage, other._storage)
-        for space, others in zip(before, _namespaces(cache), strict=True)
-        for (name, own), other in zip(space.items(), others.values(), strict=True)
-        if isinstance(own, LazyTensor)
-    }
+    spaces = [vars(stand_in), *_namespaces(stand_in)]
+    before = [dict(space) for space in spaces]
+    pairs = [
+        (own._storage, other._storage)
+        for own, other in zip(_tensors(stand_in), _tensors(cache), strict=True)
+    ]
 
     def swap() -> None:
-        for first, second in pairs.values():
+        for first, second in pairs:
             first.value, second.value = second.value, first.value
 
     swap()
@@ -169,9 +180,8 @@ def _exchanged(cache: Any, stand_in: Any) -> Iterator[None]:
         yield
     finally:
         swap()
-        for space, own, other in zip(
-            before, _namespaces(stand_in), _namespaces(cache), strict=True
-        ):
+        others = [vars(cache), *_namespaces(cache)]
+        for space, own, other in zip(before, spaces, others, strict=True):
             changed = {name: x for name, x in own.items() if space.get(name, _ABSENT) is not x}
             other.update(changed)
             own.clear()

@@ -146,3 +146,13 @@ def test_the_result_has_the_callers_cache():
         cache = StaticCache(config=model.config, max_cache_len=SIZE)
         assert step(prompt_of(seed).to("jax"), cache)["cache"] is cache
         assert int(cache.get_seq_length()) == PROMPT
+
+
+def test_a_number_that_a_step_reads_from_the_cache_is_not_an_old_one():
+    step = xs.compile(lambda x, cache: x * cache.factor + cache.layers[0].keys.sum())
+    x = torch.ones(2, device="jax")
+    for factor in (2.0, 3.0, 2.0):
+        cache = StaticCache(config=model_of().config, max_cache_len=SIZE)
+        cache.early_initialization(2, 4, 8, torch.float32, x.device)
+        cache.factor = factor
+        assert step(x, cache).tolist() == [factor, factor]
