@@ -103,11 +103,11 @@ def recorded(info: Any, attempts: Sequence[Any], platform: str) -> list[Any]:
     usual = program.program_of
     last = False
 
-    def noting(plan: Any, arrays: Any, lean: Any = None) -> Any:
+    def noting(plan: Any, arrays: Any, lean: Any = None, equal: Any = None) -> Any:
         found.append((plan, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]))
         if last:
             raise Noted
-        return usual(plan, arrays, lean)
+        return usual(plan, arrays, lean, equal)
 
     with (
         unittest.mock.patch.object(program, "program_of", noting),

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -81,9 +82,15 @@ def drawn(root: Path = ROOT) -> list[dict[str, Any]]:
 _IDENTITY = ("function", "kind", "ordinal")
 
 
+_PARSING = threading.Lock()
+"""Python 3.11's parser raises SystemError where two threads parse at once."""
+
+
 def site_of(mutant: Mapping[str, Any], source: str) -> Site | None:
     """Where a kept mutant is in its module as it is now; none if its code is gone."""
-    for site in sites(source):
+    with _PARSING:
+        places = list(sites(source))
+    for site in places:
         if all(getattr(site, name) == mutant[name] for name in _IDENTITY):
             return site if site.old == mutant["old"] else None
     return None

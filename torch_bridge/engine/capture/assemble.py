@@ -25,6 +25,7 @@ from isoshard.core.errors import CaptureError
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import input_placement, program
+from isoshard.torch_bridge.engine.compiling.equal_floats import EqualFloats
 from isoshard.torch_bridge.engine.compiling.layout_constraints import same
 from isoshard.torch_bridge.engine.compiling.padded_blocks import padded
 from isoshard.torch_bridge.engine.compiling.rolled_plan import (
@@ -311,8 +312,13 @@ class Assembly:
                 plan, padded(arrays), bindings, targets, new_tensors, self._line, self._repeat
             )
         if compiled is None:
+            equal = EqualFloats.of(recording.table.equal_rows(tape.scalars))
             compiled = CompiledForm(
-                plan, program.program_of(plan, padded(arrays)), bindings, targets, new_tensors
+                plan,
+                program.program_of(plan, padded(arrays), equal=equal),
+                bindings,
+                targets,
+                new_tensors,
             )
         checks = _checks(tape)
         storages = {id(entry): entry for entry in bindings if isinstance(entry, Storage)}

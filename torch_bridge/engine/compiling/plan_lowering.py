@@ -26,36 +26,48 @@ from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequence_split import splitting
 
 from .compile_request import CompileRequest
+from .equal_floats import EqualFloats
 from .failed_ops import calls_host
 from .interpreting import Notes, interpret, needed
 from .padded_blocks import has_blocks, in_blocks
 
 
 def lowered(
-    plan: CompileRequest, arrays: Sequence[Any], *, keep_unused: bool
+    plan: CompileRequest,
+    arrays: Sequence[Any],
+    equal: EqualFloats | None = None,
+    *,
+    keep_unused: bool,
 ) -> jax.stages.Lowered:
     """A plan as StableHLO, not compiled yet.
 
     Args:
         plan: what to lower.
         arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
+        equal: which lifted floats are one input; None if each is one.
         keep_unused: whether inputs that no result depends on remain arguments.
     """
     with tracing(plan, arrays):
-        traced = traced_in(plan, arrays, keep_unused=keep_unused)
+        traced = traced_in(plan, arrays, equal, keep_unused=keep_unused)
         note_traced(plan, traced.jaxpr)
         if plan.calls_host and plan.donated:  # what it raises must not take its inputs along
-            function = jax.jit(traceable(plan), keep_unused=keep_unused)
-            traced = function.trace(*arrays, *extra_inputs(plan))
+            function = jax.jit(traceable(plan, equal), keep_unused=keep_unused)
+            traced = function.trace(*arrays, *extra_inputs(plan, equal))
         return traced.lower()
 
 
 def traced_in(
-    plan: CompileRequest, arrays: Sequence[Any], *, keep_unused: bool
+    plan: CompileRequest,
+    arrays: Sequence[Any],
+    equal: EqualFloats | None = None,
+    *,
+    keep_unused: bool,
 ) -> jax.stages.Traced:
     """A plan as a jaxpr; to be called inside `tracing`."""
-    function = jax.jit(traceable(plan), donate_argnums=donatable(plan), keep_unused=keep_unused)
-    return function.trace(*arrays, *extra_inputs(plan))
+    function = jax.jit(
+        traceable(plan, equal), donate_argnums=donatable(plan), keep_unused=keep_unused
+    )
+    return function.trace(*arrays, *extra_inputs(plan, equal))
 
 
 def donatable(plan: CompileRequest) -> tuple[int, ...]:
@@ -97,11 +109,14 @@ def platform_of(plan: CompileRequest) -> str:
     return next(iter(devices)).platform
 
 
-def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def extra_inputs(
+    plan: CompileRequest, equal: EqualFloats | None = None
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """The inputs of a plan's program after its leaves: lifted floats and random words."""
     replicated = plan.replicated()  # declared, or XLA may choose another layout than they have
+    floats = plan.lifted if equal is None else len(equal.firsts)
     return (
-        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=replicated),
+        jax.ShapeDtypeStruct((floats,), np.float64, sharding=replicated),
         jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=replicated),
     )
 
@@ -129,12 +144,14 @@ def _sequences(
     return splitting(inputs, map(sharding_ids.sharding, _marks(plan)))
 
 
-def traceable(plan: CompileRequest) -> Any:
+def traceable(plan: CompileRequest, equal: EqualFloats | None = None) -> Any:
     """The plan as a pure function of its leaves, the lifted floats and the random state."""
     inputs = len(plan.leaves)
 
     def isoshard_step(*arguments: Any) -> list[Any]:
         scalars, words = arguments[inputs:]
+        if equal is not None:
+            scalars = equal.each(scalars)
         return computed(plan, arguments[:inputs], scalars, random_state.keys(words))
 
     return in_blocks(isoshard_step, plan) if has_blocks(layouts_in(plan)) else isoshard_step

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import operator
 import threading
 import time
 import warnings
@@ -41,6 +42,7 @@ from isoshard.torch_bridge.engine.values.value import (
 from . import long_compilations, recompile_reasons
 from .compile_request import Blocks, CompileRequest, request_of
 from .dynamic_indices import with_dynamic_indices
+from .equal_floats import EqualFloats, equal_now
 from .failed_ops import explain, is_of_an_operation, mark_failed
 from .input_placement import place
 from .interpreting import set_entry_index
@@ -67,6 +69,7 @@ class Program:
         unnamed: the results whose layout is no `NamedSharding`: JAX 0.9's XLA splits by parts of
             an axis.
         arrangement: of a program with equal layers as loops, see `rolled_plan`.
+        equal: which lifted floats are one input; None if each is one.
         starts: when it was run, the latest times, by `time.perf_counter`.
     """
 
@@ -80,6 +83,7 @@ class Program:
     calls_host: bool = False
     unnamed: tuple[int, ...] = ()
     arrangement: Any = None
+    equal: EqualFloats | None = None
     starts: collections.deque[float] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=65)
     )
@@ -119,9 +123,23 @@ class Program:
         cached = self._uploaded.get(name)
         return None if cached is None or cached[0].size else cached[1]
 
+    def separate(self, plan: CompileRequest, arrays: Sequence[jax.Array]) -> None:
+        """Compile again, with an input for each lifted float: equal ones are equal no more."""
+        with _EXECUTING:
+            if self.equal is None:  # another thread has done it
+                return
+            started = time.perf_counter()
+            program = build(plan, arrays)
+            recompile_reasons.report(plan, time.perf_counter() - started, _DIFFERENT)
+            vars(self).update(vars(program))  # in one go: other threads may run it
+
     def text(self) -> str:
         """The optimised HLO."""
         return self.compiled.as_text()
+
+
+_DIFFERENT = "floats that were equal differ: each is an input from now on"
+_FORM = operator.attrgetter("equal", "compiled")  # in one go, likewise
 
 
 KEPT = 1024
@@ -225,7 +243,12 @@ def _computed(tape: Tape, only: Value | None) -> bool:
             else:
                 if not again:
                     requested, scalars = with_dynamic_indices(plan, lean, scalars)
-                program = program_of(requested, arrays, lean if requested is plan else None)
+                program = program_of(
+                    requested,
+                    arrays,
+                    lean if requested is plan else None,
+                    equal_now(requested.program, scalars),
+                )
             if len(plan.donated) >= len(_DONATED.get(plan.donation_key(), ())):
                 _DONATED[plan.donation_key()] = plan.donated
         with Uninterrupted():  # from here on, donated inputs are gone
@@ -306,11 +329,20 @@ def _fails(request: CompileRequest, arrays: Sequence[jax.Array], tape: Tape) -> 
 
 
 def program_of(
-    plan: CompileRequest, arrays: Sequence[jax.Array], lean: CompileRequest | None = None
+    plan: CompileRequest,
+    arrays: Sequence[jax.Array],
+    lean: CompileRequest | None = None,
+    equal: EqualFloats | None = None,
 ) -> Program:
     """Find the program of a plan, compiling it the first time.
 
     A plan that another one differs from in nothing but entries of no use has its program.
+
+    Args:
+        plan: what to compile.
+        arrays: its inputs.
+        lean: the plan without entries of no use, if it is at hand.
+        equal: which lifted floats are one input, if it is compiled.
     """
 
     def compiled() -> Program:
@@ -318,7 +350,7 @@ def program_of(
         program = _LEAN.get(key)
         if program is None:
             started = time.perf_counter()
-            program = _LEAN[key] = build(plan, arrays)
+            program = _LEAN[key] = build(plan, arrays, equal=equal)
             recompile_reasons.report(plan, time.perf_counter() - started)
         return program
 
@@ -391,6 +423,7 @@ def build(
     plan: CompileRequest,
     arrays: Sequence[jax.Array],
     lower: Callable[[], jax.stages.Lowered] | None = None,
+    equal: EqualFloats | None = None,
 ) -> Program:
     """Compile a plan for inputs placed as `arrays` are.
 
@@ -398,8 +431,9 @@ def build(
         plan: what to compile.
         arrays: its inputs.
         lower: makes StableHLO of it; None as it was recorded.
+        equal: which lifted floats are one input.
     """
-    lower = lower or (lambda: lowered(plan, arrays, keep_unused=True))
+    lower = lower or (lambda: lowered(plan, arrays, equal, keep_unused=True))
     operations = sum(isinstance(entry[0], int) for entry in plan.program)
     with long_compilations.reported(operations), warnings.catch_warnings():
         # An input that is not needed any more is donated even where no result can take its memory.
@@ -424,6 +458,7 @@ def build(
         several=any(len(sharding.device_set) > 1 for sharding in taken),
         calls_host=plan.calls_host,
         unnamed=tuple(n for n, sharding in shardings if not isinstance(sharding, plain)),
+        equal=equal,
     )
 
 
@@ -450,7 +485,10 @@ def run(
     recorder().check_process()
     if not isinstance(scalars, np.ndarray):
         scalars = np.asarray(scalars, np.float64)
-    floats = program.upload("floats", scalars)
+    if program.equal is not None and not program.equal.fit(scalars):
+        program.separate(plan, arrays)
+    equal, compiled = _FORM(program)
+    floats = program.upload("floats", scalars if equal is None else equal.distinct(scalars))
     uploaded = program.uploaded("words") if not words else None
     seeds = program.upload("words", random_state.as_input(words)) if uploaded is None else uploaded
     # What runs on one device waits for no other device.
@@ -459,13 +497,13 @@ def run(
         program.starts.append(started)
         with jax.enable_x64(True):  # for floats that the call brings along
             try:
-                computed = program.compiled(*arrays, floats, seeds)
+                computed = compiled(*arrays, floats, seeds)
             except Exception as error:
                 if not plan.settings.checked or "FloatingPoint" not in type(error).__name__:
                     raise
                 # JAX's own class for it is none of Python's, and private.
                 checked = FloatingPointError(f"invalid value ({error.args[-1]}) in a result")
-                _name_operation(checked, plan, arrays, floats, seeds)
+                _name_operation(checked, plan, arrays, scalars, seeds)
                 raise checked from None
         if program.calls_host:  # what Python raises is to be known now
             jax.block_until_ready(computed)

@@ -68,13 +68,19 @@ caches.register("engine: programs to compare", _KEPT, lambda: len(_SEEN), lambda
 _FAMILIES: Bounded[int, Family] = Bounded(PROGRAMS, "engine: families of programs")
 
 
-def report(plan: Any, seconds: float) -> None:
-    """Tell the metrics about a compilation, and the user if there are too many of its kind."""
+def report(plan: Any, seconds: float, cause: str = "") -> None:
+    """Tell the metrics about a compilation, and the user if there are too many of its kind.
+
+    Args:
+        plan: what was compiled.
+        seconds: what that took.
+        cause: why, if it is known.
+    """
     names = hash(_names(plan))
     family = _FAMILIES.get(names)
     if family is None:
         family = _FAMILIES[names] = Family()
-    cause = _cause(plan, family)
+    cause = cause or _cause(plan, family)
     grows = cause.startswith(_SHAPES)
     _SEEN.append((plan, family))
     del _SEEN[:-_KEPT]

@@ -32,7 +32,7 @@ import torch
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime import metrics
 
-from .expressions import Present, Rows
+from .expressions import Listed, Present, Rows
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -124,6 +124,20 @@ class Table:
     def row_of(self, scalar: Any) -> int:
         """The row of a scalar: of an expression, or of a constant."""
         return scalar.node.row if isinstance(scalar, torch.SymFloat) else self.constant(scalar)
+
+    def equal_rows(self, scalars: Sequence[Any]) -> list[int]:
+        """A row for each scalar: those of one row are equal as long as the step counts are."""
+        indices = [self.row_of(scalar) for scalar in scalars]  # a new row for a new constant
+        first: dict[Any, int] = {}
+        rows: list[int] = []
+        for row, (function, operands) in enumerate(self.rows):
+            key: Any = row
+            if operands:
+                key = (function, *[rows[operand] for operand in operands])
+            elif isinstance(function, Listed):  # the step counts of an optimizer
+                key = (id(function.numbers), repr(function()))
+            rows.append(first.setdefault(key, row))
+        return [rows[row] for row in indices]
 
     def values(self) -> Present:
         """The present value of every expression."""
