@@ -14,6 +14,8 @@ installed distribution (PEP 610), except for a package index.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -34,6 +36,22 @@ def source_folders() -> tuple[pathlib.Path, ...]:
     core = pathlib.Path(__file__).parent
     names = (*HEART, *ANNEXES, "src/isoshard", "cli")
     return tuple(core.parent / name for name in names)
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash of the package's modules: two checkouts of one version may differ.
+
+    Example:
+        >>> len(source_digest())
+        64
+    """
+    digest = hashlib.sha256()
+    for folder in source_folders():
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.relative_to(folder.parent).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Origin:

@@ -22,6 +22,7 @@ from tools.harness.xla_flags import quick_variables
 
 DEVICES = 8
 
+os.environ.setdefault("ISOSHARD_COMPILATION_CACHE", "0")  # tests count what is compiled
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's idle threads spin, beside eight devices
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", DEVICES)

@@ -19,9 +19,8 @@ uses the sharding rule, on virtual CPU devices.
 
 **The persistent compilation cache.** The text of such a program contains the address of a Python
 object, so that no other process would find it in the cache, but not the static arguments. So every
-operator here has one more operand, a constant hash of these and of isoshard's version, and
-`compiled` leaves the address out of the key. After changing what an operator computes without
-changing the version, empty the cache.
+operator here has one more operand, a constant hash of these and of isoshard's sources, and
+`compiled` leaves the address out of the key.
 
 **Many processes.** Each compiles the same program and gets the same callbacks. Their results must
 depend on shardings, shapes and the static arguments only.
@@ -37,13 +36,13 @@ import contextvars
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from isoshard.core.installation import source_digest
 from isoshard.core.runtime import _jax_internals
 from isoshard.core.runtime._jax_internals.compilation import CUSTOM_PARTITIONING
 
@@ -258,7 +257,7 @@ class _Context(NamedTuple):
 
 
 def _stamp_of(unsplit: Callable[..., Any], context: _Context) -> np.ndarray:
-    text = f"{metadata.version('isoshard')} {unsplit.__module__}.{unsplit.__qualname__} {context!r}"
+    text = f"{source_digest()} {unsplit.__module__}.{unsplit.__qualname__} {context!r}"
     return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
 
 

@@ -1,29 +1,54 @@
 """A compilation cache on disk: what one process compiled, the next one reads.
 
     import isoshard as iso
-    iso.compilation_cache()                 # ~/.cache/isoshard, or the folder you name
+    iso.compilation_cache()                 # ~/.cache/isoshard/programs, or the folder you name
 
-This is JAX's own persistent cache, switched on for every program, however small, and also for the
-JAX functions of this process. A program is found again when its computation, its shardings, the
-devices and the versions of JAX and XLA are the same. `isoshard.metrics` counts what was read there
-as "cache_hits".
+This is JAX's own persistent cache. `by_default` switches it on when the torch bridge compiles its
+first program, for programs that take longer than a second, unless the user has chosen: with
+`isoshard.compilation_cache`, JAX's settings (`jax_compilation_cache_dir`,
+`jax_enable_compilation_cache`), or the variable `ISOSHARD_COMPILATION_CACHE` (another folder; 0
+for none). It holds 4 GiB at most; JAX removes what was not used for longest.
+
+A program is found again when its computation, its shardings, the devices and the versions of JAX
+and XLA are the same. `isoshard.metrics` counts what was read there as "cache_hits".
+
+Several processes may use one folder: JAX takes a lock for each entry that it reads or writes. An
+entry whose process ended while it wrote has no time of use, and is removed here.
+
+On several CPU devices, which are virtual ones, it is left off: the tests of this project that train
+through a ring of attention ended in XLA once in some runs when their programs came from a folder
+that several processes shared, and never when each process compiled them.
 
 Source: JAX's guide "Persistent compilation cache".
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import importlib.util
+import logging
 import os
+import time
 from pathlib import Path
 
 import jax
 
 from ._jax_internals import compilation
 
+VARIABLE = "ISOSHARD_COMPILATION_CACHE"
+LIMIT = 4 << 30
+"""Bytes in the user's folder: some hundred steps of a language model."""
+
 _NEVER = 1e9  # seconds
+_TORN = 60.0
+"""Seconds after which an entry without a time of use is no longer being written."""
+
 _HIT = "/jax/compilation_cache/cache_hits"
 _hits = 0
 _listening = False
+_decided = False
+_log = logging.getLogger("isoshard")
 
 
 def compilation_cache(
@@ -31,12 +56,12 @@ def compilation_cache(
 ) -> Path:
     """Keep compiled programs on disk, for this process and later ones.
 
-    Call it at any time; programs compiled before are not in it. Nothing is ever deleted: remove the
-    folder to empty the cache.
+    Call it at any time; programs compiled before are not in it. All programs are kept, however
+    small, those of JAX functions as well. In a folder that you name nothing is ever deleted.
 
     Args:
-        folder: where; it is made if it is not there. By default `isoshard` in the user's cache
-            folder (`$XDG_CACHE_HOME`, else `~/.cache`).
+        folder: where; it is made if it is not there. By default `isoshard/programs` in the user's
+            cache folder (`$XDG_CACHE_HOME`, else `~/.cache`), with at most 4 GiB.
         readonly: read programs that other processes keep there, and write none.
 
     Returns:
@@ -51,9 +76,7 @@ def compilation_cache(
         'compiled'
         >>> jax.config.update("jax_compilation_cache_dir", before)      # and off again
     """
-    global _listening
-    reset, listen = compilation.RESET_CACHE.resolve(), compilation.EVENT_LISTENER.resolve()
-    path = Path(folder) if folder is not None else _default()
+    path = Path(folder) if folder is not None else _users_folder()
     path = path.expanduser().absolute()
     if readonly and not path.is_dir():
         raise FileNotFoundError(f"there is no compilation cache {path} to read from")
@@ -64,16 +87,36 @@ def compilation_cache(
                 f"the compilation cache {path} cannot be written to; name another, or pass "
                 "readonly=True"
             )
-    jax.config.update("jax_compilation_cache_dir", str(path))
     # What compiles faster than this is not written; reading does not depend on it.
-    shortest = _NEVER if readonly else 0.0
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _NEVER if readonly else 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    reset()  # JAX decides at its first compilation whether there is a cache
-    if not _listening:
-        listen(_listen)
-        _listening = True
+    _use(path, LIMIT if folder is None and _locks(path) else -1)
     return path
+
+
+def by_default() -> None:
+    """Switch the cache on in the user's folder, unless the user has chosen, or it cannot be."""
+    global _decided
+    if _decided:
+        return
+    _decided = True
+    config, named = jax.config, os.environ.get(VARIABLE)
+    if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache or named == "0":
+        return
+    if jax.device_count() > 1 and jax.devices()[0].platform == "cpu":
+        return
+    path = Path(named).expanduser().absolute() if named else _users_folder()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        usable = os.access(path, os.W_OK | os.X_OK) and _locks(path)
+    except OSError as error:
+        _log.info("no compilation cache on disk: %s", error)
+        return
+    if not usable:
+        _log.info("no compilation cache on disk: %s cannot be written to or locked", path)
+        return
+    _remove_torn(path)
+    _use(path, LIMIT)
 
 
 def hits() -> int:
@@ -81,9 +124,51 @@ def hits() -> int:
     return _hits
 
 
-def _default() -> Path:
+def _users_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "isoshard"
+    return (Path(root) if root else Path.home() / ".cache") / "isoshard" / "programs"
+
+
+def _use(path: Path, limit: int) -> None:
+    """Let JAX keep programs in a folder.
+
+    Args:
+        path: the folder.
+        limit: bytes that it holds at most; -1 for no limit.
+    """
+    global _listening, _decided
+    reset, listen = compilation.RESET_CACHE.resolve(), compilation.EVENT_LISTENER.resolve()
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_compilation_cache_max_size", limit)
+    reset()  # JAX decides at its first compilation whether there is a cache
+    _decided = True
+    if not _listening:
+        listen(_listen)
+        _listening = True
+
+
+def _locks(path: Path) -> bool:
+    """Whether JAX can lock a folder: with `filelock`, on a file system that has locks."""
+    if importlib.util.find_spec("filelock") is None:  # torch requires it
+        return False
+    try:
+        with (path / ".lockfile").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # another process holds it
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _remove_torn(path: Path) -> None:
+    """Remove entries that were never finished: JAX would warn of each in every process."""
+    now = time.time()
+    for entry in path.glob("*-cache"):
+        used = entry.with_name(entry.name.removesuffix("-cache") + "-atime")
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if not used.exists() and now - entry.stat().st_mtime > _TORN:
+                entry.unlink()
 
 
 def _listen(event: str, **_: object) -> None:

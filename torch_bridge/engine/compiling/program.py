@@ -434,6 +434,7 @@ def build(
         equal: which lifted floats are one input.
     """
     lower = lower or (lambda: lowered(plan, arrays, equal, keep_unused=True))
+    compilation_cache.by_default()
     operations = sum(isinstance(entry[0], int) for entry in plan.program)
     with long_compilations.reported(operations), warnings.catch_warnings():
         # An input that is not needed any more is donated even where no result can take its memory.
