@@ -115,6 +115,15 @@ def test_what_the_user_chose_stays(tmp_path, choice, folder):
     assert not (tmp_path / "isoshard" / "programs").exists()
 
 
+def test_virtual_devices_are_a_warning(tmp_path):
+    program = BY_DEFAULT.replace(
+        "{before}", "iso.simulate_devices(4); iso.compilation_cache('here')"
+    )
+    done = fresh.run(program, [str(tmp_path)], cwd=tmp_path)
+    assert done.returncode and "UserWarning: the compilation cache" in done.stderr
+    assert "JAX_ENABLE_COMPILATION_CACHE=0" in done.stderr
+
+
 def test_several_processes_share_a_folder(tmp_path):
     """At once, and one of them ends in the middle of a write."""
     dies = (
