@@ -299,3 +299,14 @@ def test_a_meta_module_becomes_empty_in_pieces(mesh):
     plain = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16))
     plain.load_state_dict({name: t.cpu() for name, t in model.state_dict().items()})
     torch.testing.assert_close(model(x.to("jax")).detach().cpu(), plain(x).detach(), **CLOSE)
+
+
+def test_one_meta_tensor_of_two_names_remains_one(mesh):
+    with torch.device("meta"):
+        layer = nn.Linear(16, 16)
+        layer.other = layer.weight
+        layer.register_buffer("first", torch.zeros(2))
+        layer.register_buffer("second", layer.first)
+    parallel.parallelize_module(layer, mesh["tp"], parallel.ColwiseParallel())
+    assert layer.other is layer.weight and layer.second is layer.first
+    assert layer.weight.device.type == layer.first.device.type == "jax"

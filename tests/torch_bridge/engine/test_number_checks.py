@@ -94,6 +94,21 @@ def test_each_dtype_holds_its_own_numbers(dtype, good, bad):
                 assert ("without overflow" in message) == (number in bad), (call, number)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.int8, "int8_t"),
+        (torch.int16, "int16_t"),
+        (torch.int32, "int"),
+        (torch.uint8, "uint8_t"),
+    ],
+)
+def test_the_message_names_the_type_as_torchs_does(dtype, name):
+    for device in ("cpu", "jax"):
+        with pytest.raises(RuntimeError, match=f"converted to type {name} without overflow"):
+            torch.zeros(2, dtype=dtype, device=device).fill_(2**40)
+
+
 def test_halves_multiply_by_what_their_products_are_computed_in():
     """A factor of a 16-bit product may be larger than 16 bits hold; and a tensor rounds."""
     outcomes = []

@@ -253,6 +253,17 @@ def test_as_strided_of_what_reads_the_memory_in_another_way():
     compare(pairs)
 
 
+def test_resolving_a_conjugate_copies_it_and_nothing_else():
+    for device in ("cpu", "jax"):
+        x = torch.tensor([1 + 2j, 3 - 1j], device=device)
+        assert x.resolve_conj() is x
+        lazy = x.conj()
+        plain = lazy.resolve_conj()
+        x[0] = 0
+        assert plain.cpu().tolist() == [1 - 2j, 3 + 1j]
+        assert lazy.cpu().tolist() == [0, 3 + 1j]
+
+
 @pytest.mark.parametrize("offset", [0, 1, 4, None])
 def test_as_strided_scatter_of_a_view_writes_to_the_memory_that_it_is_of(offset):
     def scattered(device):

@@ -64,6 +64,25 @@ def test_determinants_with_the_factors_that_gradient_formulas_expect(name):
             np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_solving_by_a_triangle(upper, dtype):
+    """With numbers in the other triangle, which is not read."""
+    source = torch.Generator().manual_seed(0)
+    factor = torch.randn(2, 3, 3, dtype=dtype, generator=source) / 4 + 2 * torch.eye(3)
+    b = torch.randn(2, 3, 4, dtype=dtype, generator=source)
+    got = torch.cholesky_solve(b.to("jax"), factor.to("jax"), upper=upper)
+    triangle = (factor.triu() if upper else factor.tril()).to(torch.complex128)
+    matrices = triangle.mH @ triangle if upper else triangle @ triangle.mH
+    inverse = torch.cholesky_inverse(factor.to("jax"), upper=upper)
+    for result, want in (
+        (got, torch.linalg.solve(matrices, b.to(torch.complex128))),
+        (inverse, matrices.inverse()),
+    ):
+        want = want if dtype.is_complex else want.real
+        torch.testing.assert_close(result.cpu(), want.to(dtype), rtol=1e-4, atol=1e-5)
+
+
 def test_matrices_that_cannot_be_factored_are_reported():
     info = evaluate(aten.linalg_inv_ex.default, torch.tensor([[1.0, 0], [0, 0]]))[1]
     assert int(info) == 2
@@ -71,6 +90,8 @@ def test_matrices_that_cannot_be_factored_are_reported():
     assert int(evaluate(aten.linalg_cholesky_ex.default, a)[1]) > 0
     with pytest.raises(RuntimeError, match="at least 2 dimensions, but has 1"):
         torch.geqrf(torch.ones(3, device="jax"))
+    with pytest.raises(RuntimeError, match="at least 2 dimensions and other at least 1"):
+        torch.linalg.lstsq(torch.ones(3, device="jax"), torch.ones(3, device="jax"))
 
 
 def test_singular_values_and_eigenvalues():
