@@ -96,6 +96,7 @@ class Replay:
         """Precompute what all runs share."""
         self._scalars = Scalars(self.table, self.scalars)
         self._has_symbols = any(callable(read) and not taken for read, taken in self.table.rows)
+        self._checks = [(check, Scalars(self.table, floats)) for check, floats in self.checks]
         self._constant_scalars: Any = None
         if not self._has_symbols:
             self._constant_scalars = self._scalars.array(self.table.values())
@@ -144,8 +145,8 @@ class Replay:
         rebound = [] if self.rebindings is None else self.rebindings.tensors(arguments) or []
         call = CallTensors(arguments, self.owners, rebound)
         expressions: Any = self.table.values() if self._has_symbols else None
-        for check, floats in self.checks:
-            check([filled(scalar, expressions) for scalar in floats])
+        for check, floats in self._checks:
+            check(floats.numbers(expressions))
         scalars = (
             self._constant_scalars if expressions is None else self._scalars.array(expressions)
         )

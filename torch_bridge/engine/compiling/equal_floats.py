@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -42,6 +43,11 @@ class EqualFloats:
     firsts: np.ndarray
     inputs: np.ndarray
 
+    @functools.cached_property
+    def _like(self) -> np.ndarray:
+        """For each float the first one of its input."""
+        return self.firsts[self.inputs]
+
     @classmethod
     def of(cls, names: Sequence[Hashable]) -> EqualFloats | None:
         """Floats of one name are one input; None if no two are.
@@ -58,12 +64,12 @@ class EqualFloats:
 
     def fit(self, values: np.ndarray) -> bool:
         """Whether floats that are one input are equal to the last bit."""
-        bits = values.view(np.int64)  # 0.0 is not -0.0, and NaN is NaN
-        return bool((bits == bits[self.firsts][self.inputs]).all())
+        # Their bytes: 0.0 is not -0.0, and NaN is NaN.
+        return values.take(self._like).tobytes() == values.tobytes()
 
     def distinct(self, values: np.ndarray) -> np.ndarray:
         """The value of each input."""
-        return values[self.firsts]
+        return values.take(self.firsts)
 
     def each(self, inputs: Any) -> list[Any]:
         """For each float its input."""

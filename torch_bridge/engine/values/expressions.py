@@ -147,7 +147,7 @@ class _Order:
                     steps.append(step)
                 where[row] = rows_of[step]
         self._where = [where[row] for row in range(len(rows))]
-        self._calls = [(function, _taking(operands)) for function, operands in steps]
+        self._calls = [(function, taking(operands)) for function, operands in steps]
 
     def values(self, read: list[Any]) -> Present:
         """Compute from what the symbols are now."""
@@ -157,8 +157,8 @@ class _Order:
         return Present(done, self._where)
 
 
-def _taking(indices: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+def taking(indices: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
     """A function that gives what a list has in these places."""
     if len(indices) > 1:
         return operator.itemgetter(*indices)
-    return operator.itemgetter(*(slice(index, index + 1) for index in indices))
+    return operator.itemgetter(*(slice(index, index + 1) for index in indices or (0,)))

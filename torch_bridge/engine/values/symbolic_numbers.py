@@ -32,7 +32,7 @@ import torch
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime import metrics
 
-from .expressions import Listed, Present, Rows
+from .expressions import Listed, Present, Rows, taking
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -162,27 +162,33 @@ class Scalars:
     def __init__(self, table: Table, scalars: Sequence[Any]):
         """Find their rows."""
         self._rows = [table.row_of(scalar) for scalar in scalars]
-        self._arranged: tuple[Any, list[int], np.ndarray] = (None, [], np.zeros(0, np.intp))
+        self._arranged: tuple[Any, Any, np.ndarray] = (None, None, np.zeros(0, np.intp))
         self._last: tuple[Present | None, np.ndarray] = (None, np.zeros(0))
 
     def array(self, values: Present) -> np.ndarray:
         """Their present values, as the program takes them; the same array for the same values."""
         last, array = self._last
         if last is not values:
-            array = self._computed(values)
+            distinct, index = self._distinct(values)
+            array = np.array(distinct, np.float64).take(index)
             self._last = values, array
         return array
 
-    def _computed(self, values: Present) -> np.ndarray:
-        where, chosen, index = self._arranged
+    def numbers(self, values: Present) -> list[Any]:
+        """Their present values."""
+        distinct, index = self._distinct(values)
+        return [distinct[n] for n in index.tolist()]
+
+    def _distinct(self, values: Present) -> tuple[Sequence[Any], np.ndarray]:
+        """The values without repetitions, and for each scalar which of them it is."""
+        where, select, index = self._arranged
         if where is not values.where:
             where = values.where
             indices = [where[row] for row in self._rows]
             chosen, index = np.unique(np.array(indices, np.intp), return_inverse=True)
-            chosen = chosen.tolist()
-            self._arranged = (where, chosen, index)
-        computed = values.numbers
-        return np.array([computed[index] for index in chosen], np.float64).take(index)
+            select = taking(tuple(chosen.tolist()))
+            self._arranged = (where, select, index)
+        return select(values.numbers), index
 
 
 def filled(scalar: Any, values: Present) -> Any:
