@@ -409,14 +409,18 @@ process when it gets no more; 65,530 are allowed by default.
 """
 
 
-def _is_crowded() -> bool:
-    """Whether programs should be dropped; never on systems that do not report mappings."""
+def _is_crowded(share: float | None = None) -> bool:
+    """Whether programs should be dropped; never on systems that do not report mappings.
+
+    Args:
+        share: of the mappings that are allowed, above which they should; None is `MAP_SHARE`.
+    """
     try:
         allowed = int(_MAP_LIMIT.read_text())
         used = _MAPS.read_bytes().count(b"\n")
     except OSError:
         return False
-    return used > MAP_SHARE * allowed
+    return used > (MAP_SHARE if share is None else share) * allowed
 
 
 def build(

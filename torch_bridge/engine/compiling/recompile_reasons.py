@@ -20,7 +20,7 @@ from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 
 from .dynamic_indices import is_only_moved
 
-_SEEN: list[tuple[Any, Family]] = []
+_SEEN: list[tuple[Any, int]] = []
 _KEPT = 64  # plans remembered for comparison
 MANY, LONG = 8, 30.0  # programs of one family, and the seconds they took, that are worth a warning
 ENDLESS = 1.0  # the seconds where only a place differs, of which there is always another one
@@ -80,9 +80,9 @@ def report(plan: Any, seconds: float, cause: str = "") -> None:
     family = _FAMILIES.get(names)
     if family is None:
         family = _FAMILIES[names] = Family()
-    cause = cause or _cause(plan, family)
+    cause = cause or _cause(plan, names)
     grows = cause.startswith(_SHAPES)
-    _SEEN.append((plan, family))
+    _SEEN.append((plan, names))
     del _SEEN[:-_KEPT]
     operations = sum(isinstance(entry[0], int) for entry in plan.program)
     where = metrics.user_location()
@@ -115,13 +115,18 @@ def report(plan: Any, seconds: float, cause: str = "") -> None:
         )
 
 
-def _cause(plan: Any, family: Family) -> str:
-    """Compare with the most similar plan compiled before."""
+def _cause(plan: Any, names: int) -> str:
+    """Compare with the most similar plan compiled before.
+
+    Args:
+        plan: what was compiled.
+        names: the hash of its operations' names.
+    """
     if plan.moved:
         return "a place that changed: an input from now on"
     if not _SEEN:
         return "first program"
-    similar = [earlier for earlier, its in reversed(_SEEN) if its is family]
+    similar = [earlier for earlier, its in reversed(_SEEN) if its == names]
     if not similar:
         return _new_operations(plan)
     entries = _entries(plan)
